@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.decoding.joined_rows import JoinedRows
+from reverb_writer.errors import StructureError
 from reverb_writer.nests import shapes_text
+from reverb_writer.rows import PADDING
 from reverb_writer.scalars import Record
 from reverb_writer.slices import axes
 
@@ -79,6 +81,7 @@ class BatchInfo(Record):
         received_at: `time.monotonic()` in seconds, when the first of the samples arrived.
         server: address of the server; "" if the samples come from several servers.
         members: [B] int64, number of the dataset that the sample is from; with a `MixedDataset` only, else None.
+        versions: [B] int64, version of each sample, from a `ReplayDataset` with `max_age` or `version`; else None.
     """
 
     keys: npt.NDArray[np.uint64] = field(metadata=axes.SAMPLES)
@@ -90,6 +93,7 @@ class BatchInfo(Record):
     received_at: float
     server: str = ""
     members: npt.NDArray[np.int64] | None = field(default=None, metadata=axes.SAMPLES)
+    versions: npt.NDArray[np.int64] | Any = field(default=None, metadata=axes.SAMPLES)  # Any: needs no check for None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -165,75 +169,168 @@ class _Lent:
         self._free.append(self._memory)
 
 
-class JoinedRows:
-    """Places of the rows of several samples in a ring. All M rows, laid end to end, are numbered from 0 on."""
-
-    def __init__(
-        self, rows: npt.NDArray[np.int32], starts: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64]
-    ) -> None:
-        """Refer to some of `rows`: `starts` and `lengths` have the first row and the number of rows of each sample."""
-        self._rows, self.lengths = rows, lengths
-        self._stops = lengths.cumsum()
-        self._offsets = starts - self._stops + lengths  # from numbers to places in `rows`
-
-    @functools.cached_property
-    def all_rows(self) -> npt.NDArray[np.intp]:
-        """[M] places of all rows in the ring."""
-        places = np.arange(self._stops[-1]) + self._offsets.repeat(self.lengths)
-        rows: npt.NDArray[np.intp] = self._rows.take(places).astype(np.intp)  # once, not for each column
-        return rows
-
-    def rows(self, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
-        """Return [N] places in the ring of rows with these numbers."""
-        places = numbers + self._offsets[self._stops.searchsorted(numbers, "right")]
-        rows: npt.NDArray[np.int32] = self._rows.take(places)
-        return rows
-
-
 class SampleRows:
-    """Rows of several samples. The M rows of all samples, laid end to end, are numbered from 0 to M - 1."""
+    """Rows of several samples that are not copied yet.
+
+    The M rows of all samples, laid end to end, are numbered from 0 to M - 1.
+
+    Attributes:
+        info: information about the samples.
+        sources: for each column, an array, and the places of the rows in it.
+        kinds: such a pair for the kinds of the rows; None if the samples have no kinds.
+        is_scalar: for each column, whether each sample has one row, which readers get without time dimension.
+    """
 
     def __init__(
         self,
-        sources: Sequence[tuple[Array, JoinedRows | None]],
+        sources: Sequence[tuple[Array, JoinedRows]],
         info: BatchInfo,
-        kinds: tuple[Array, JoinedRows | None] | None = None,
+        kinds: tuple[Array, JoinedRows] | None = None,
+        is_scalar: Sequence[bool] | None = None,
+        memory: ArrayMemory | None = None,
     ) -> None:
-        """Refer to rows: per column an array, and the places of the rows in it; None if it has all M in order.
-
-        `kinds` is such a pair for the kinds of the rows; None if the samples have no kinds.
-        """
-        self._sources, self.info, self._kinds = sources, info, kinds
+        """Refer to rows. Without `is_scalar`, no column is scalar. Large copies get their memory from `memory`."""
+        self.sources, self.info, self.kinds = sources, info, kinds
         self.num_columns = len(sources)
+        self.is_scalar = [False] * len(sources) if is_scalar is None else is_scalar
+        self._memory = memory or ArrayMemory()
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.info)
+
+    @property
+    def lengths(self) -> list[npt.NDArray[np.int64]]:
+        """The number of rows of each sample, [n], per column."""
+        return [rows.lengths for _, rows in self.sources]
+
+    @property
+    def form(self) -> list[tuple[np.dtype[Any], tuple[int, ...], bool]]:
+        """The dtype and row shape of each column, and whether the column is scalar."""
+        arrays = [source for source, _ in self.sources]
+        return [(array.dtype, array.shape[1:], bare) for array, bare in zip(arrays, self.is_scalar, strict=True)]
+
+    def check_equal_lengths(self, *, but_scalars: bool = False) -> None:
+        """Raise StructureError if the columns, `but_scalars` perhaps, differ in a sample's number of rows."""
+        for number, (lengths, is_scalar) in enumerate(zip(self.lengths, self.is_scalar, strict=True)):
+            if but_scalars and is_scalar:
+                continue
+            if lengths is not self.info.lengths and not np.array_equal(lengths, self.info.lengths):  # mostly one array
+                raise StructureError(
+                    f"column {number}: its number of rows differs from that of other columns, expected equal numbers "
+                    "of rows that are laid end to end. A `ReplayDataset` with `collate='pad'` reads such items."
+                )
 
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
         """Return copies [N, ...] of rows with these numbers [N]; None for columns that are not in `only`."""
-        return _taken(self._sources, rows, only)
+        return _taken(self.sources, rows, only)
 
     def take_kinds(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
         """Return copies [N] of the kinds of rows with these numbers [N]; None if the samples have no kinds."""
-        return None if self._kinds is None else _taken([self._kinds], rows)[0]
+        return None if self.kinds is None else _taken([self.kinds], rows)[0]
 
     def take_with_kinds(self, rows: npt.NDArray[np.int64]) -> tuple[list[Any], npt.NDArray[np.uint8] | None]:
         """Return copies of rows and their kinds, as `take` and `take_kinds`."""
-        if self._kinds is None:
+        if self.kinds is None:
             return self.take(rows), None
-        *columns, kinds = _taken([*self._sources, self._kinds], rows)
+        *columns, kinds = _taken([*self.sources, self.kinds], rows)
         return columns, kinds
+
+    def copies(self) -> tuple[list[Array], npt.NDArray[np.uint8] | None]:
+        """Return copies of all rows of the columns, [M, ...] each, and of their kinds, [M]."""
+        return [self.copy_of(column) for column in range(self.num_columns)], self.copy_of_kinds()
+
+    def padded(self) -> tuple[list[Array], npt.NDArray[np.uint8] | None]:
+        """Return copies of the columns with padding, [n, T, ...], and of the kinds, [n, T].
+
+        A scalar column is [n, ...]. T is the length of the longest sample in the column. Padding is zero, an
+        empty string, or the kind PADDING.
+        """
+        kinds = None if self.kinds is None else _padded(*self.kinds, self._memory, PADDING)
+        columns = [
+            self.copy_of(column) if self.is_scalar[column] else self._padded(column)
+            for column in range(self.num_columns)
+        ]
+        return columns, kinds
+
+    def _padded(self, column: int) -> Array:
+        source, rows = self.sources[column]
+        return _padded(source, rows, self._memory, b"" if source.dtype.kind == "O" else 0)
+
+    def copy_of(self, column: int) -> Array:
+        """Return a copy of all rows of a column, [M, ...]."""
+        return copied(*self.sources[column], self._memory)
+
+    def copy_of_kinds(self) -> npt.NDArray[np.uint8] | None:
+        """Return a copy of the kinds of all rows, [M]; None if the samples have no kinds."""
+        return None if self.kinds is None else copied(*self.kinds, self._memory)
+
+    def of(self, samples: npt.NDArray[np.intp]) -> SampleRows:
+        """Return the rows of some samples, by their numbers, without a copy."""
+        chosen = _Once(lambda rows: rows.of(samples))
+        sources = [(source, chosen(rows)) for source, rows in self.sources]
+        kinds = None if self.kinds is None else (self.kinds[0], chosen(self.kinds[1]))
+        return SampleRows(sources, axes.taken(self.info, samples=samples), kinds, self.is_scalar, self._memory)
+
+    def joined(self, others: Sequence[SampleRows] = ()) -> SampleRows:
+        """Return copies of these rows, and of the rows of others after them; without kinds if one run has none."""
+        runs = [self, *others]
+        end_to_end = _Once(lambda of: JoinedRows.end_to_end(np.concatenate([rows.lengths for rows in of])))
+
+        def one(sources: Sequence[tuple[Array, JoinedRows]]) -> tuple[Array, JoinedRows]:
+            arrays = [copied(*source, self._memory) for source in sources]
+            rows = np.concatenate(arrays, out=self._memory.rows_like(arrays[0], sum(map(len, arrays))))
+            return rows, end_to_end(tuple(rows for _, rows in sources))
+
+        columns = [one(sources) for sources in zip(*(run.sources for run in runs), strict=True)]
+        of_kinds = [run.kinds for run in runs if run.kinds is not None]
+        kinds = one(of_kinds) if len(of_kinds) == len(runs) else None
+        info = BatchInfo.concatenate([run.info for run in runs])
+        return SampleRows(columns, info, kinds, self.is_scalar, self._memory)
+
+
+class _Once:
+    """A function of hashable values that remembers its results: columns mostly share their places."""
+
+    def __init__(self, function: Callable[[Any], JoinedRows]) -> None:
+        self._function = function
+        self._results: dict[Any, JoinedRows] = {}
+
+    def __call__(self, value: Any) -> JoinedRows:
+        if value not in self._results:
+            self._results[value] = self._function(value)
+        return self._results[value]
+
+
+def copied(source: Array, rows: JoinedRows, memory: ArrayMemory) -> Array:
+    """Return a copy [M, ...] of rows of an array."""
+    out = memory.rows_like(source, rows.num_rows)
+    rows.copy(source, out)
+    return out
+
+
+def _padded(source: Array, rows: JoinedRows, memory: ArrayMemory, padding: Any) -> Array:
+    num_samples, longest = len(rows.lengths), int(rows.lengths.max())
+    out = memory.rows_like(source, num_samples * longest).reshape(num_samples, longest, *source.shape[1:])
+    if longest * num_samples == rows.num_rows:
+        rows.copy(source, out.reshape(-1, *source.shape[1:]))
+    else:
+        rows.copy_padded(source, out, padding)
+    return out
 
 
 def _taken(
-    sources: Sequence[tuple[Array, JoinedRows | None]],
+    sources: Sequence[tuple[Array, JoinedRows]],
     rows: npt.NDArray[np.int64],
     only: Container[int] | None = None,
 ) -> list[Any]:
-    places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns share places
+    places: dict[JoinedRows, npt.NDArray[Any]] = {}  # several columns share places
     taken: list[Any] = []
     for index, (source, joined) in enumerate(sources):
         if only is not None and index not in only:
             taken.append(None)
             continue
-        if joined not in places and joined is not None:
+        if joined not in places:
             places[joined] = joined.rows(rows)
         taken.append(source.take(places[joined], axis=0))
     return taken
