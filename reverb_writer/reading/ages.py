@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from reverb_writer import rows as of_rows
 from reverb_writer.decoding.samples import SampleRows
@@ -53,11 +52,11 @@ def versions_of(samples: SampleRows, pack: Pack, path: str) -> Integers:
 
 def _column(num_columns: int, pack: Pack, path: str) -> int:
     """Return the number of the column of a leaf."""
-    paths, columns = named_leaves(pack(np.arange(num_columns)), "the items")
-    found: dict[str, npt.NDArray[np.int64]] = dict(zip(paths, columns, strict=True))
+    paths, columns = named_leaves(pack([*range(num_columns)]), "the items")
+    found: dict[str, int] = dict(zip(paths, columns, strict=True))
     if path not in found:
         raise StructureError(
             f"the items have no leaf `{path}` with their version, only {join_paths(paths)}. Store a version with each "
             "item, or pass the path of its leaf as `version`."
         )
-    return int(found[path])
+    return found[path]

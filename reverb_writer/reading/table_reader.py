@@ -210,7 +210,7 @@ class TableReader:
         num_come = self._prefetcher.num_for_batch
         what = (
             f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{old}{self._mixer.explain(start)}"
-            if not self._prefetcher.is_making
+            if old or not self._prefetcher.is_making
             else "its samples have arrived, and the batch is being made. Make `transform` faster or raise `timeout_s`."
         )
         return (ServerUnavailableError if self._mixer.is_gone else ReplayTimeoutError)(
