@@ -162,7 +162,8 @@ class BatchAssembler:
         places = {id(lengths): JoinedRows.end_to_end(lengths) for lengths in [*lengths_of, info.lengths]}
         kinds = None if all_kinds is None else (all_kinds, places[id(info.lengths)])
         sources = [(column.rows, places[id(column.lengths)]) for column in columns]
-        return SampleRows(sources, info, kinds, [column.is_scalar for column in columns], self._memory)
+        is_scalar = [column.is_scalar for column in columns]
+        return SampleRows(sources, info, kinds, is_scalar, self._memory, are_copies=True)
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the number of rows of each sample added since the last `take`, in its longest column."""

@@ -188,12 +188,17 @@ class SampleRows:
         kinds: tuple[Array, JoinedRows] | None = None,
         is_scalar: Sequence[bool] | None = None,
         memory: ArrayMemory | None = None,
+        *,
+        are_copies: bool = False,
     ) -> None:
-        """Refer to rows. Without `is_scalar`, no column is scalar. Large copies get their memory from `memory`."""
+        """Refer to rows. Without `is_scalar`, no column is scalar. Large copies get their memory from `memory`.
+
+        If the arrays `are_copies`, they have exactly these rows in order and no other user, so a batch may have them.
+        """
         self.sources, self.info, self.kinds = sources, info, kinds
         self.num_columns = len(sources)
         self.is_scalar = [False] * len(sources) if is_scalar is None else is_scalar
-        self._memory = memory or ArrayMemory()
+        self._memory, self._are_copies = memory or ArrayMemory(), are_copies
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -246,24 +251,34 @@ class SampleRows:
         A scalar column is [n, ...]. T is the length of the longest sample in the column. Padding is zero, an
         empty string, or the kind PADDING.
         """
-        kinds = None if self.kinds is None else _padded(*self.kinds, self._memory, PADDING)
+        kinds = None if self.kinds is None else self._padded(*self.kinds, PADDING)
         columns = [
-            self.copy_of(column) if self.is_scalar[column] else self._padded(column)
-            for column in range(self.num_columns)
+            self._copied(source, rows)
+            if is_scalar
+            else self._padded(source, rows, b"" if source.dtype.kind == "O" else 0)
+            for (source, rows), is_scalar in zip(self.sources, self.is_scalar, strict=True)
         ]
         return columns, kinds
 
-    def _padded(self, column: int) -> Array:
-        source, rows = self.sources[column]
-        return _padded(source, rows, self._memory, b"" if source.dtype.kind == "O" else 0)
-
     def copy_of(self, column: int) -> Array:
         """Return a copy of all rows of a column, [M, ...]."""
-        return copied(*self.sources[column], self._memory)
+        return self._copied(*self.sources[column])
 
     def copy_of_kinds(self) -> npt.NDArray[np.uint8] | None:
         """Return a copy of the kinds of all rows, [M]; None if the samples have no kinds."""
-        return None if self.kinds is None else copied(*self.kinds, self._memory)
+        return None if self.kinds is None else self._copied(*self.kinds)
+
+    def _copied(self, source: Array, rows: JoinedRows) -> Array:
+        return source if self._are_copies else copied(source, rows, self._memory)
+
+    def _padded(self, source: Array, rows: JoinedRows, padding: Any) -> Array:
+        num_samples, longest = len(rows.lengths), int(rows.lengths.max())
+        shape = num_samples, longest, *source.shape[1:]
+        if longest * num_samples == rows.num_rows:
+            return self._copied(source, rows).reshape(shape)
+        out = self._memory.rows_like(source, num_samples * longest).reshape(shape)
+        rows.copy_padded(source, out, padding)
+        return out
 
     def of(self, samples: npt.NDArray[np.intp]) -> SampleRows:
         """Return the rows of some samples, by their numbers, without a copy."""
@@ -279,14 +294,16 @@ class SampleRows:
 
         def one(sources: Sequence[tuple[Array, JoinedRows]]) -> tuple[Array, JoinedRows]:
             arrays = [copied(*source, self._memory) for source in sources]
-            rows = np.concatenate(arrays, out=self._memory.rows_like(arrays[0], sum(map(len, arrays))))
-            return rows, end_to_end(tuple(rows for _, rows in sources))
+            places = end_to_end(tuple(rows for _, rows in sources))
+            if len(arrays) == 1:
+                return arrays[0], places
+            return np.concatenate(arrays, out=self._memory.rows_like(arrays[0], places.num_rows)), places
 
         columns = [one(sources) for sources in zip(*(run.sources for run in runs), strict=True)]
         of_kinds = [run.kinds for run in runs if run.kinds is not None]
         kinds = one(of_kinds) if len(of_kinds) == len(runs) else None
         info = BatchInfo.concatenate([run.info for run in runs])
-        return SampleRows(columns, info, kinds, self.is_scalar, self._memory)
+        return SampleRows(columns, info, kinds, self.is_scalar, self._memory, are_copies=True)
 
 
 class _Once:
@@ -306,16 +323,6 @@ def copied(source: Array, rows: JoinedRows, memory: ArrayMemory) -> Array:
     """Return a copy [M, ...] of rows of an array."""
     out = memory.rows_like(source, rows.num_rows)
     rows.copy(source, out)
-    return out
-
-
-def _padded(source: Array, rows: JoinedRows, memory: ArrayMemory, padding: Any) -> Array:
-    num_samples, longest = len(rows.lengths), int(rows.lengths.max())
-    out = memory.rows_like(source, num_samples * longest).reshape(num_samples, longest, *source.shape[1:])
-    if longest * num_samples == rows.num_rows:
-        rows.copy(source, out.reshape(-1, *source.shape[1:]))
-    else:
-        rows.copy_padded(source, out, padding)
     return out
 
 
