@@ -11,6 +11,7 @@ sample is left out, and changes nothing.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks, row_bytes
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.joined_rows import JoinedRows
-from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleInfo, SampleRows, copied, joined
+from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, PartMemory, SampleInfo, SampleRows, copied
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
@@ -67,6 +68,7 @@ class BatchAssembler:
         `take_each` returns them.
         """
         self._memory = ArrayMemory()
+        self._part_memory = PartMemory(self._memory)
         self.num_decoded_chunks = self.num_foreign = 0
         self.structure = structure
         self._received_at = 0.0  # arrival of the first sample of the batch
@@ -123,7 +125,7 @@ class BatchAssembler:
         """
         self._set_aside()
         parts = [part.columns for part in self._parts]
-        columns = parts[0] if len(parts) == 1 else [joined(of, self._memory) for of in zip(*parts, strict=True)]
+        columns = list(map(self._part_memory.joined, itertools.count(), zip(*parts, strict=True)))
         of_parts = [part.kinds for part in self._parts if part.kinds is not None]
         kinds: Array | None = np.concatenate(of_parts) if of_parts and len(of_parts) == len(self._parts) else None
         info = self._info(_longest([column.lengths for column in columns]))
@@ -190,6 +192,7 @@ class BatchAssembler:
         self._items: list[int] = []  # numbers of items in the current cache whose rows are not copied yet
         self._parts: list[_Part] = []  # copies of the rows of earlier samples
         self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # numbers of the samples, see `Samples.numbers`
+        self._part_memory.begin_next()
         self.num_samples = 0
 
     def _set_aside(self) -> None:
@@ -202,8 +205,10 @@ class BatchAssembler:
         kinds = None
         if cache.kinds_at is not None:
             kinds = copied(*sources.pop(), self._memory)
-        for (source, rows), is_scalar in zip(sources, cache.layout.is_scalar, strict=True):
-            columns.append(Column(copied(source, rows, self._memory), rows.lengths, is_scalar))
+        for number, ((source, rows), is_scalar) in enumerate(zip(sources, cache.layout.is_scalar, strict=True)):
+            out = self._part_memory.part(number, source, rows.num_rows)
+            rows.copy(source, out)
+            columns.append(Column(out, rows.lengths, is_scalar))
         self._parts.append(_Part(cache.spec, columns, kinds))
 
     def _find_or_load(self, key: int, entry: Any) -> int:

@@ -39,13 +39,6 @@ class Column(NamedTuple):
         return [self.rows[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
-def joined(parts: Sequence[Column], memory: ArrayMemory) -> Column:
-    """Return the columns of several runs of samples as one."""
-    arrays = [part.rows for part in parts]
-    rows = np.concatenate(arrays, out=memory.rows_like(arrays[0], sum(map(len, arrays))))
-    return Column(rows, np.concatenate([part.lengths for part in parts]), parts[0].is_scalar)
-
-
 class SampleInfo(NamedTuple):
     """The server's information about one sample.
 
@@ -156,6 +149,44 @@ class ArrayMemory:
             memory = np.empty(num_bytes, np.uint8)
         lent: Array = np.asarray(_Lent(memory, self._free))
         return lent[:num_bytes].view(source.dtype).reshape(shape)
+
+
+class PartMemory:
+    """Memory of the parts of a batch, one after the other: if it has as many rows as the last batch, nothing is joined.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, memory: ArrayMemory) -> None:
+        """Take large arrays from `memory`."""
+        self._memory = memory
+        self._num_rows: dict[int, int] = {}  # of the last batch, by column
+        self._blocks: dict[int, tuple[Array, int]] = {}  # memory of all rows, and the number of rows in use
+
+    def part(self, column: int, source: Array, num_rows: int) -> Array:
+        """Return memory for the next part [num_rows, ...] of a column, like the rows of `source`."""
+        block, used = self._blocks.get(column, (None, 0))
+        if block is None:
+            block = self._memory.rows_like(source, max(self._num_rows.get(column, 0), num_rows))
+        stop = used + num_rows
+        if stop > len(block) or (block.dtype, block.shape[1:]) != (source.dtype, source.shape[1:]):
+            return self._memory.rows_like(source, num_rows)
+        self._blocks[column] = block, stop
+        return block[used:stop]
+
+    def joined(self, column: int, parts: Sequence[Column]) -> Column:
+        """Return all parts of a column as one; begin the next batch."""
+        block, used = self._blocks.pop(column)
+        num_rows = self._num_rows[column] = sum(len(part.rows) for part in parts)
+        lengths = parts[0].lengths if len(parts) == 1 else np.concatenate([part.lengths for part in parts])
+        if used == num_rows == len(block):
+            return Column(block, lengths, parts[0].is_scalar)
+        rows = np.concatenate([part.rows for part in parts], out=self._memory.rows_like(parts[0].rows, num_rows))
+        return Column(rows, lengths, parts[0].is_scalar)
+
+    def begin_next(self) -> None:
+        """Begin the next batch without the parts of this one."""
+        self._blocks.clear()
 
 
 class _Lent:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reverb_writer.decoding.joined_rows import JoinedRows
+from reverb_writer.decoding.samples import ArrayMemory, Column, PartMemory
 
 NUM_ROWS = 2000
 RANGES = st.tuples(st.integers(0, 999), st.one_of(st.integers(1, 6), st.integers(100, 1000)))
@@ -66,3 +67,29 @@ def test_padding_follows_the_last_row_of_each_sample(samples: list[list[tuple[in
 def test_adjacent_samples_of_one_array_are_end_to_end() -> None:
     rows = JoinedRows.end_to_end(np.array([2, 3]))
     assert (rows.all_rows.tolist(), rows.lengths.tolist()) == ([0, 1, 2, 3, 4], [2, 3])
+
+
+def test_parts_of_a_batch_as_long_as_the_last_one_are_written_into_one_array() -> None:
+    memory, source = PartMemory(ArrayMemory()), np.zeros((9, 2), np.int32)
+
+    def batch(*sizes: int, first: int) -> Column:
+        memory.begin_next()
+        parts = []
+        for size in sizes:
+            out = memory.part(0, source, size)
+            out[:] = first
+            first += 1
+            parts.append(Column(out, np.array([size]), is_scalar=False))
+        found = memory.joined(0, parts)
+        assert found.lengths.tolist() == list(sizes)
+        assert found.rows[:, 1].tolist() == [number for part in parts for number in part.rows[:, 0].tolist()]
+        return Column(
+            found.rows, np.array([np.shares_memory(found.rows, part.rows) for part in parts]), is_scalar=False
+        )
+
+    assert not batch(2, 3, first=1).lengths.any()  # five rows, which nothing announced, are joined
+    kept = batch(4, 1, first=3)
+    assert kept.lengths.all()
+    assert not batch(3, 1, first=5).lengths.any()  # a smaller batch has memory of its own size
+    assert not batch(1, 4, first=7).lengths.any()
+    assert kept.rows[:, 0].tolist() == [3, 3, 3, 3, 4]
