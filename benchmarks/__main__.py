@@ -28,6 +28,7 @@ from benchmarks.read import (
     read_episodes,
     read_frames,
     read_one_by_one,
+    read_sequences,
     read_small,
     read_tf_agents,
 )
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         read_frames,
         read_episodes,
         read_one_by_one,
+        read_sequences,
         read_ahead,
         slices,
         video,

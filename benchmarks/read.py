@@ -21,7 +21,8 @@ from benchmarks.workloads import EPISODE_LENGTH, Workload, frame_steps, small_st
 _NUM_ITEMS = 20_000
 _NUM_EPISODES = 200
 _AHEAD = (2, 4, 8, 16)
-_PEER = "reverb.TrajectoryDataset"
+_NUM_SEQUENCES, _SEQUENCE_LENGTHS = 500, (1_024, 8_192)
+_PEER, _RAW = "reverb.TrajectoryDataset", "the raw stream"
 _COLUMNS = ["", "items/s", "learner CPU, us/item", "ours is x times", "required"]
 
 Fill = Callable[[str, Workload], None]
@@ -33,11 +34,11 @@ def read_small(effort: Effort) -> Table:
     workload = Workload(small_steps())
     contenders: Contenders = {
         **_datasets(workload, 256),
-        "the raw stream": functools.partial(learners.raw, batch_size=256),
+        _RAW: functools.partial(learners.raw, batch_size=256),
     }
     with _table(workload, _fill_ours) as server:
         runs = _race(server.address, contenders, effort)
-    return _report("Six small leaves, L=20, B=256", runs, {_PEER: 4, "the raw stream": 0.6})
+    return _report("Six small leaves, L=20, B=256", runs, {_PEER: 4, _RAW: 0.6})
 
 
 def read_tf_agents(effort: Effort) -> Table:
@@ -68,6 +69,28 @@ def read_episodes(effort: Effort) -> Table:
     with _table(workload, _fill_episodes) as server:
         runs = _race(server.address, _datasets(workload, 64), effort)
     return _report("Whole episodes of 200 steps, six small leaves, B=64", runs, {_PEER: 2})
+
+
+def read_sequences(effort: Effort) -> Table:
+    """Sequences of tokens, padded and packed, in batches of 16 and of 256, beside what the server can send."""
+    rows: list[Sequence[str]] = []
+    with Server(_NUM_SEQUENCES) as server:
+        _fill_sequences(server.address)
+        for batch_size in (16, 256):
+            contenders: Contenders = {
+                **{
+                    f"ours, collate='{collate}'": functools.partial(
+                        learners.ours, batch_size=batch_size, collate=collate
+                    )
+                    for collate in ("pad", "pack")
+                },
+                _RAW: functools.partial(learners.raw, batch_size=batch_size),
+            }
+            for name, run in _race(server.address, contenders, effort).items():
+                cells = f"{run.items_per_s:,.0f}", f"{1e6 * run.cpu_s / run.items:.1f}"
+                rows.append([name, str(batch_size), *cells])
+    title = "Sequences of 1,024 to 8,192 tokens, int32, with log-probabilities, float32"
+    return Table(title, ["", "batch", "items/s", "learner CPU, us/item"], rows)
 
 
 def read_one_by_one(effort: Effort) -> Table:
@@ -174,6 +197,15 @@ def _fill_episodes(address: str, workload: Workload) -> None:
         for number in range(_NUM_EPISODES):
             for step in episodes[number % len(episodes)]:
                 observer(step)
+
+
+def _fill_sequences(address: str) -> None:
+    rng = np.random.default_rng(0)
+    with rw.Client(address) as client:
+        for length in rng.integers(*_SEQUENCE_LENGTHS, size=_NUM_SEQUENCES).tolist():
+            tokens = rng.integers(50_000, size=length).astype(np.int32)
+            sequence = {"tokens": tokens, "log_probs": rng.normal(size=length).astype(np.float32)}
+            client.insert(sequence, {TABLE: 1.0})
 
 
 def _num_steps(workload: Workload) -> int:

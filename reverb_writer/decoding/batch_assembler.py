@@ -11,6 +11,7 @@ sample is left out, and changes nothing.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ import numpy.typing as npt
 
 from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks, row_bytes
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleInfo, SampleRows, joined
+from reverb_writer.decoding.joined_rows import JoinedRows
+from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, PartMemory, SampleInfo, SampleRows, copied
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
@@ -66,6 +68,7 @@ class BatchAssembler:
         `take_each` returns them.
         """
         self._memory = ArrayMemory()
+        self._part_memory = PartMemory(self._memory)
         self.num_decoded_chunks = self.num_foreign = 0
         self.structure = structure
         self._received_at = 0.0  # arrival of the first sample of the batch
@@ -122,11 +125,10 @@ class BatchAssembler:
         """
         self._set_aside()
         parts = [part.columns for part in self._parts]
-        columns = parts[0] if len(parts) == 1 else [joined(of, self._memory) for of in zip(*parts, strict=True)]
+        columns = list(map(self._part_memory.joined, itertools.count(), zip(*parts, strict=True)))
         of_parts = [part.kinds for part in self._parts if part.kinds is not None]
         kinds: Array | None = np.concatenate(of_parts) if of_parts and len(of_parts) == len(self._parts) else None
-        all_lengths = [*{id(column.lengths): column.lengths for column in columns}.values()]  # mostly one array
-        info = self._info(functools.reduce(np.maximum, all_lengths or [np.zeros(0, np.int64)]))
+        info = self._info(_longest([column.lengths for column in columns]))
         self.begin_next()
         return columns, info, kinds
 
@@ -152,22 +154,25 @@ class BatchAssembler:
 
         They are valid until samples are added. Call `begin_next` when they are no longer needed.
         """
-        sources: list[tuple[Any, Any]]
-        kinds: tuple[Any, Any] | None = None
         if self._current and not self._parts:
             sources = self._current.rows_of(self._items)
-            if self._current.kinds_at is not None:
-                *sources, kinds = sources
-            lengths_of = [rows.lengths for _, rows in sources]
-            info = self._info(lengths_of[0])
-        else:
-            columns, info, all_kinds = self.take()
-            kinds = None if all_kinds is None else (all_kinds, None)
-            sources, lengths_of = [(column.rows, None) for column in columns], [column.lengths for column in columns]
-        for number, lengths in enumerate(lengths_of):
-            if lengths is not info.lengths and not np.array_equal(lengths, info.lengths):  # mostly one array
-                raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
-        return SampleRows(sources, info, kinds)
+            kinds = sources.pop() if self._current.kinds_at is not None else None
+            info = self._info(_longest([rows.lengths for _, rows in sources]))
+            return SampleRows(sources, info, kinds, self._current.layout.is_scalar, self._memory)
+        columns, info, all_kinds = self.take()
+        lengths_of = [column.lengths for column in columns]
+        places = {id(lengths): JoinedRows.end_to_end(lengths) for lengths in [*lengths_of, info.lengths]}
+        kinds = None if all_kinds is None else (all_kinds, places[id(info.lengths)])
+        sources = [(column.rows, places[id(column.lengths)]) for column in columns]
+        is_scalar = [column.is_scalar for column in columns]
+        return SampleRows(sources, info, kinds, is_scalar, self._memory, are_copies=True)
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Return the number of rows of each sample added since the last `take`, in its longest column."""
+        lengths = [_longest([column.lengths for column in part.columns]) for part in self._parts]
+        if self._current and self._items:
+            lengths.append(_longest([rows.lengths for _, rows in self._current.rows_of(self._items)]))
+        return np.concatenate(lengths or [np.zeros(0, np.int64)])
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
         keys, priorities, probabilities, table_sizes, times_sampled = self._all_numbers()
@@ -187,6 +192,7 @@ class BatchAssembler:
         self._items: list[int] = []  # numbers of items in the current cache whose rows are not copied yet
         self._parts: list[_Part] = []  # copies of the rows of earlier samples
         self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # numbers of the samples, see `Samples.numbers`
+        self._part_memory.begin_next()
         self.num_samples = 0
 
     def _set_aside(self) -> None:
@@ -198,12 +204,11 @@ class BatchAssembler:
         sources = cache.rows_of(items)
         kinds = None
         if cache.kinds_at is not None:
-            *sources, (source, rows) = sources
-            kinds = source.take(rows.all_rows)
-        for (source, rows), is_scalar in zip(sources, cache.layout.is_scalar, strict=True):
-            copied = self._memory.rows_like(source, len(rows.all_rows))
-            source.take(rows.all_rows, axis=0, mode="clip", out=copied)
-            columns.append(Column(copied, rows.lengths, is_scalar))
+            kinds = copied(*sources.pop(), self._memory)
+        for number, ((source, rows), is_scalar) in enumerate(zip(sources, cache.layout.is_scalar, strict=True)):
+            out = self._part_memory.part(number, source, rows.num_rows)
+            rows.copy(source, out)
+            columns.append(Column(out, rows.lengths, is_scalar))
         self._parts.append(_Part(cache.spec, columns, kinds))
 
     def _find_or_load(self, key: int, entry: Any) -> int:
@@ -327,3 +332,9 @@ class BatchAssembler:
         if self.structure:
             self.structure.check_form(cache.form)
         return cache
+
+
+def _longest(all_lengths: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """Return the rows of each sample in its longest column."""
+    distinct = [*{id(lengths): lengths for lengths in all_lengths}.values()]  # mostly one array
+    return functools.reduce(np.maximum, distinct or [np.zeros(0, np.int64)])

@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks
-from reverb_writer.decoding.samples import JoinedRows
+from reverb_writer.decoding.joined_rows import JoinedRows, joined_ranges
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 
 RowRanges = tuple[tuple[int, ...], ...]
-"""Row ranges of an item in each partition's ring: the first row and the number of rows of one range after the other."""
+"""Row ranges of an item in each partition's ring: the first row and the number of rows of one range after the other.
 
-_ENTRY_BYTES, _ROW_BYTES = 320, 4  # including the item's key in `_items_of`
+No range begins where the one before it ends.
+"""
+
+_ENTRY_BYTES, _RANGE_BYTES = 320, 16  # including the item's key in `_items_of`
 
 
 class Partition(NamedTuple):
@@ -63,8 +66,8 @@ class ItemCache:
     def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> int | None:
         """Keep the row ranges of an item and return its number, or None if `clear_items` must make room first."""
         item = self._num_items
-        num_rows = sum([sum(of_partition[1::2]) for of_partition in ranges])
-        num_bytes = self._item_bytes + _ENTRY_BYTES + _ROW_BYTES * num_rows
+        num_ranges = sum(map(len, ranges)) // 2
+        num_bytes = self._item_bytes + _ENTRY_BYTES + _RANGE_BYTES * num_ranges
         if item and num_bytes > self._max_item_bytes:
             return None
         self._item_bytes = num_bytes
@@ -82,11 +85,11 @@ class ItemCache:
         The last column has the kinds of the rows, if the items have any.
         """
         if self._new:
-            for number, rows in enumerate(self._rows):
-                rows.extend([ranges[number] for ranges in self._new])
+            for number, kept in enumerate(self._ranges):
+                kept.extend([ranges[number] for ranges in self._new])
             self._new.clear()
         numbers = np.array(items, np.intp)
-        joined = [JoinedRows(of.rows, of.starts[numbers], of.lengths[numbers]) for of in self._rows]
+        joined = [of.rows(numbers) for of in self._ranges]
         pairs = zip(self.partitions, joined, strict=True)
         return self._by_column([[(array, rows) for array in partition.ring.columns] for partition, rows in pairs])
 
@@ -107,8 +110,8 @@ class ItemCache:
         """Forget all items, but no chunks. First call `rows_of` for the items whose rows are needed."""
         self.items.clear()
         self._items_of.clear()
-        self._rows = [_ItemRows() for _ in self.partitions]
-        self._new: list[RowRanges] = []  # of the last items, which are not in `_rows` yet
+        self._ranges = [_ItemRanges() for _ in self.partitions]
+        self._new: list[RowRanges] = []  # of the last items, which are not in `_ranges` yet
         self._num_items = self._item_bytes = 0
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
@@ -123,7 +126,10 @@ class ItemCache:
                 if rows is None or rows[0] + offset + length > rows[1]:
                     return None
                 start = rows[0] + offset
-                ranges += (start, length)
+                if ranges and start == ranges[-2] + ranges[-1]:
+                    ranges[-1] += length
+                else:
+                    ranges += (start, length)
                 num_rows += length
             if num_rows > partition.max_rows:  # an item may refer to a chunk many times
                 raise UnsafeDataError(
@@ -158,28 +164,33 @@ class ItemCache:
         return missing
 
 
-class _ItemRows:
-    """The places of items' rows in a ring; the rows of each item are in order."""
+class _ItemRanges:
+    """Ranges of items' rows in a ring; the ranges of each item are in order."""
 
     def __init__(self) -> None:
-        self.rows = np.zeros(1024, np.int32)  # of all items, end to end
-        self.starts, self.lengths = np.zeros((2, 64), np.intp)  # the part of each item in `rows`
-        self._num_items = self._stop = 0
+        self._firsts, self._sizes = np.zeros((2, 64), np.int64)  # ranges of all items, one after the other
+        self._starts, self._counts = np.zeros((2, 64), np.int64)  # the part of each item in them
+        self._num_items = self._num_ranges = 0
 
     def extend(self, ranges: Sequence[tuple[int, ...]]) -> None:
         """Add items by their row ranges; many at once, because a call costs more than an item."""
-        numbers = np.fromiter(itertools.chain.from_iterable(ranges), np.intp)
-        firsts, num_rows = numbers[::2], numbers[1::2]
-        stops = num_rows.cumsum()
-        rows = np.arange(stops[-1]) + (firsts - stops + num_rows).repeat(num_rows)
-        if len(firsts) > len(ranges):  # items of several ranges
-            stops = stops[np.fromiter(map(len, ranges), np.intp).cumsum() // 2 - 1]
-        starts = np.concatenate([[0], stops[:-1]])
-        self.starts = _put(self.starts, self._num_items, starts + self._stop)
-        self.lengths = _put(self.lengths, self._num_items, stops - starts)
-        self.rows = _put(self.rows, self._stop, rows)
+        numbers = np.fromiter(itertools.chain.from_iterable(ranges), np.int64)
+        counts = np.fromiter(map(len, ranges), np.int64) // 2
+        self._starts = _put(self._starts, self._num_items, self._num_ranges + counts.cumsum() - counts)
+        self._counts = _put(self._counts, self._num_items, counts)
+        self._firsts = _put(self._firsts, self._num_ranges, numbers[::2])
+        self._sizes = _put(self._sizes, self._num_ranges, numbers[1::2])
         self._num_items += len(ranges)
-        self._stop += len(rows)
+        self._num_ranges += len(numbers) // 2
+
+    def rows(self, items: npt.NDArray[np.intp]) -> JoinedRows:
+        """Return the rows of some items, by their numbers."""
+        starts = self._starts[items]
+        if self._num_items == self._num_ranges:
+            return JoinedRows(self._firsts[starts], self._sizes[starts])
+        counts = self._counts[items]
+        ranges = joined_ranges(starts, counts)
+        return JoinedRows(self._firsts[ranges], self._sizes[ranges], None if len(ranges) == len(items) else counts)
 
 
 def _put(array: npt.NDArray[Any], at: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -35,7 +35,17 @@ _LOG = logging.getLogger(__package__)
 
 
 class BatchMaker:
-    """Makes batches of assembled samples, in the thread that fetches."""
+    """Makes batches of assembled samples, in the thread that fetches.
+
+    Attributes:
+        is_lazy: whether each batch is made when the reader waits for it, and none ahead.
+        num_left_out: samples that were left out because they are too old.
+        newest: the newest version, by which samples have an age; None if it is unknown.
+    """
+
+    is_lazy = False
+    num_left_out = 0
+    newest: int | None = None
 
     def make(self, samples: BatchAssembler, server: str) -> list[Batch]:
         """Return the batches of all assembled samples, none if they fill no batch; `server` is their server's address.
@@ -43,6 +53,10 @@ class BatchMaker:
         The caller begins the next batch.
         """
         raise NotImplementedError
+
+    def is_full(self, samples: BatchAssembler) -> bool:  # noqa: ARG002  # for other makers
+        """Return whether these samples fill a batch, although there is room for more."""
+        return False
 
     def rest(self) -> Batch | None:
         """Return a last, smaller batch of the remaining rows of earlier samples; None if no rows remain."""
@@ -58,6 +72,7 @@ class Ready(NamedTuple):
         batch: the result of `transform`.
         batch_size: samples, or slices, of the batch before the transform.
         received_at: `time.monotonic()` when the first of its samples arrived.
+        versions: versions of its samples; None if they have none.
         form: the form of `made`.
         made: the batch in this form.
     """
@@ -67,6 +82,7 @@ class Ready(NamedTuple):
     batch: Any = None
     batch_size: int = 0
     received_at: float = 0.0
+    versions: Any = None
     form: Form = ()
     made: Any = None
 
@@ -101,9 +117,11 @@ class Prefetcher:
         self._made: collections.deque[tuple[Batch, int]] = collections.deque()  # to be transformed; see `Ready`
         self._form: Form = ()
         self._num_skipped = self._num_masked_ends = 0
-        self._num_too_short = 0  # samples that were left out since the reader's last call: they keep their room
+        self._num_left_out_before = maker.num_left_out  # in earlier passes
+        self._num_left_out = 0  # samples that were left out since the reader's last call: they keep their room
         self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not request
-        self._is_awaited = False  # whether the reader waits for a batch that is not ready
+        self._is_awaited = False  # whether the reader waits for a batch that is not ready, and no one was told yet
+        self._needs_batch = False  # whether the reader waits for a batch that is not ready
         self._request: Flag | None = None  # for the samples that have arrived; set when their batch is ready
         self._end: tuple[float, float] | None = None  # see `stop`
         self._discards = False
@@ -125,8 +143,8 @@ class Prefetcher:
         thread makes all possible batches of the samples that have arrived, because few windows cost about as much to
         send as many.
         """
-        self._is_awaited = waits and not self._ready
-        self._num_too_short = 0
+        self._is_awaited = self._needs_batch = waits and not self._ready
+        self._num_left_out = 0
         try:
             return self._ready.popleft()
         except IndexError:
@@ -176,6 +194,7 @@ class Prefetcher:
         stats.foreign_items += self._assembler.num_foreign
         stats.masked_ends += self._num_masked_ends
         stats.skipped_samples += self._num_skipped
+        stats.too_old_samples += self._maker.num_left_out - self._num_left_out_before
 
     def stop(self, max_silence_s: float = 0.0, until: float = -math.inf, *, discards: bool = False) -> None:
         """Request no more samples and have the thread end, without waiting for it. Idempotent.
@@ -226,7 +245,7 @@ class Prefetcher:
             next_at = math.inf
             # Nothing is read until the error of a message is taken, so that damage costs little.
             if end is not None or all(one.num_samples or one.error is None for one in self._ready.copy()):
-                next_at, errors = self._mixer.proceed(now, self._num_held() + self._num_too_short)
+                next_at, errors = self._mixer.proceed(now, self._num_held() + self._num_left_out)
                 for error in errors:
                     self._refuse(error, 0)
             request = self._request
@@ -241,9 +260,7 @@ class Prefetcher:
             elif self._mixer.is_done and not self.is_making:
                 return
             if request is not None:
-                self._put_rest()
-                request.set()
-                self.woken.set()
+                self._answer(request)
             self._wait(next_at)
 
     def _wait(self, until: float) -> None:
@@ -259,7 +276,7 @@ class Prefetcher:
         With `rest`, make a batch that the samples do not fill. Without `bounded`, work even if enough are ready.
         """
         if self._is_full or self._made:
-            if bounded and len(self._ready) >= self._max_ready:
+            if len(self._ready) >= self._num_wanted(bounded=bounded):
                 return False
             if self._is_full:
                 self._make()
@@ -267,6 +284,9 @@ class Prefetcher:
                 self._transform_next()
             return True
         assembler = self._assembler
+        if self._maker.is_full(assembler):
+            self._is_full = True
+            return True
         samples = self._mixer.take(self._batch_size - assembler.num_samples, now, any_server=rest)
         for error in assembler.add(samples) if samples else ():
             self._refuse(error, 1)
@@ -276,19 +296,26 @@ class Prefetcher:
         )
         return self._is_full or bool(samples)
 
+    def _num_wanted(self, *, bounded: bool) -> float:
+        """Return how many batches may be ready."""
+        if not self._maker.is_lazy:
+            return self._max_ready if bounded else math.inf
+        if self._end is not None:
+            return math.inf
+        return int(self._needs_batch or not bounded)
+
     def _make(self) -> None:
         """Make the batches of the assembled samples."""
-        num_samples = self._assembler.num_samples
+        num_samples, num_left_out = self._assembler.num_samples, self._maker.num_left_out
         try:
             batches = self._maker.make(self._assembler, self._mixer.end_batch())
         except IncompleteError as error:  # the reader raises it if it times out before other samples arrive
             if self._says_too_short:
                 _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
             self.too_short, self._says_too_short = error, False
-            self._num_too_short += num_samples
+            self._num_left_out += num_samples
             if (request := self._request) is not None:  # the next samples may be too short, too, without an end
-                self._put_rest()
-                request.set()
+                self._answer(request)
         except Exception as error:  # noqa: BLE001  # the reader raises it
             self._ready.append(Ready(num_samples, error))
         else:
@@ -300,6 +327,7 @@ class Prefetcher:
                     self._num_masked_ends += int(np.count_nonzero(without_next))
                 num_samples -= num_freed
         finally:
+            self._num_left_out += self._maker.num_left_out - num_left_out
             self._is_full = False
             self._assembler.begin_next()
             self.woken.set()
@@ -320,6 +348,13 @@ class Prefetcher:
         else:
             self._ready.append(Ready(num_samples, error))
             self.woken.set()
+
+    def _answer(self, request: Flag) -> None:
+        """Put the samples that have arrived, after the batches that they fill."""
+        if not (self._ready and self._maker.is_lazy):
+            self._put_rest()
+        request.set()
+        self.woken.set()
 
     def _put_rest(self) -> None:
         batch = self._maker.rest()
@@ -348,7 +383,9 @@ class Prefetcher:
             made = in_form(result, form)
         except Exception:  # noqa: BLE001  # the reader makes it again, and gets the error
             form, made = (), result
-        return Ready(num_samples, None, result, len(batch.info), batch.info.received_at, form, made)
+        return Ready(
+            num_samples, None, result, len(batch.info), batch.info.received_at, batch.info.versions, form, made
+        )
 
     def _num_held(self) -> int:
         """Return the number of samples that were taken from the mixer and not popped, errors included."""

@@ -8,27 +8,19 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, get_args
 
 from reverb_writer.arguments import integer, options_of
-from reverb_writer.decoding.batch_assembler import BatchAssembler
-from reverb_writer.decoding.samples import Column
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.errors import SpecError
 from reverb_writer.keywords import takes
 from reverb_writer.reading.dataset import Dataset
-from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
-from reverb_writer.rows import PADDING, LastRow
+from reverb_writer.reading.whole_samples import Collate, WholeSamples
+from reverb_writer.rows import LastRow
 from reverb_writer.rows.layouts import checked_last_row
-from reverb_writer.slices.batch import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Collate = Literal["error", "pad"]
 
 
 class ReplayDataset(Dataset):
@@ -39,7 +31,7 @@ class ReplayDataset(Dataset):
 
     Attributes:
         table: the table's name.
-        batch_size: B, samples in a batch.
+        batch_size: B, samples in a batch; with `max_rows`, at most as many.
         timeout_s: time-out of a batch, in seconds.
 
     Example:
@@ -57,6 +49,9 @@ class ReplayDataset(Dataset):
         batch_size: int,
         *,
         collate: Collate = "error",
+        max_rows: int | None = None,
+        max_age: int | None = None,
+        version: str = "version",
         last_row: LastRow | None = None,
         **options: Unpack[ReadKeywords],
     ) -> None:
@@ -68,9 +63,17 @@ class ReplayDataset(Dataset):
                 come from each server in turn.
             table: name of the table.
             batch_size: B, samples in a batch, >= 1.
-            collate: treatment of samples of different lengths. "error" raises; "pad" appends zeros up to the longest
-                sample, where `batch.mask` is False. For whole trajectories end to end, use a `SliceDataset` whose
-                `slice_len` is the length of the longest trajectory.
+            collate: treatment of samples of different lengths. "error" raises. "pad" appends zeros up to the longest
+                sample, where `batch.mask` is False. "pack" lays samples end to end, as a `SliceDataset` lays slices:
+                leaves are [N, ...], `batch.slices` has the lengths and first rows, and leaves without a time dimension
+                are [B, ...].
+            max_rows: limit of the rows of a batch, >= 1, with the rows that "pad" appends. A batch is full when its
+                next sample would exceed the limit. A sample of more rows is a batch by itself. None for no limit.
+            max_age: largest age of a sample, in versions, >= 0: the attribute `version` less the version of the sample.
+                Older samples are left out and counted as `too_old_samples`, and others take their places. None for no
+                limit. With a limit, a batch is made when `next` or `poll` asks for it, and not ahead.
+            version: path of the leaf with the version of a row, an integer. A sample has the smallest version of its
+                rows with an action, `batch.info.versions`.
             last_row: whose row the flags of an end stand on, "boundary" or "action", in items of other writers whose
                 leaves do not show it; see `reverb_writer.rows`. With "action" the last row of a terminated episode is a
                 transition, whose next observation repeats its own.
@@ -82,50 +85,26 @@ class ReplayDataset(Dataset):
             ServerUnavailableError: a server does not answer within the time-out.
         """
         read_options = options_of(ReadOptions, options, self)
-        if collate not in ("error", "pad"):
-            raise SpecError(f"`collate` must be 'error' or 'pad', got {collate!r}.")
+        if collate not in get_args(Collate):
+            raise SpecError(f"`collate` must be 'error', 'pad' or 'pack', got {collate!r}.")
+        if not isinstance(version, str):
+            raise SpecError(f"`version` must be the path of a leaf, got {version!r}.")
         self.batch_size = integer("batch_size", batch_size, minimum=1)
-        self._open(
-            replay,
-            table,
-            self.batch_size,
-            read_options,
-            WholeSamples(checked_last_row(last_row), pads=collate == "pad"),
-        )
+        max_rows = None if max_rows is None else integer("max_rows", max_rows, minimum=1)
+        max_age = None if max_age is None else integer("max_age", max_age, minimum=0)
+        if collate == "pack":
+            self._num_open_sizes = 1  # leaves [N, ...]
+        self._maker = WholeSamples(self.batch_size, collate, checked_last_row(last_row), max_rows, max_age, version)
+        self._open(replay, table, self.batch_size, read_options, self._maker)
 
+    @property
+    def version(self) -> int | None:
+        """The newest version, which the learner assigns; None at first, and then no sample is too old.
 
-class WholeSamples(BatchMaker):
-    """Makes a batch of whole samples."""
+        For example the number that `Variables.publish` returns. A dataset in another process has its own.
+        """
+        return self._maker.newest
 
-    def __init__(self, last_row: LastRow | None, *, pads: bool) -> None:
-        """Set the `last_row` of `ReplayDataset`, and whether samples of different lengths are padded or an error."""
-        self._last_row, self._pads = last_row, pads
-
-    def make(self, samples: BatchAssembler, server: str) -> list[Batch]:
-        """Return one batch; see `BatchMaker`."""
-        columns, info, kinds = samples.take()
-        data = samples.pack([_stacked(column, pads=self._pads) for column in columns])
-        if kinds is not None:
-            kinds = _stacked(Column(kinds, info.lengths, is_scalar=False), pads=self._pads, padding=PADDING)
-        if server:
-            info = dataclasses.replace(info, server=server)
-        return [Batch(data, info, row_kinds=kinds, last_row=self._last_row)]
-
-
-def _stacked(column: Column, *, pads: bool, padding: int = 0) -> Any:
-    """Return rows [B, T, ...]; with `pads`, T is the longest length. Return [B, ...] if the column is scalar."""
-    rows, lengths = column.rows, column.lengths
-    if column.is_scalar:
-        return rows
-    longest = lengths.max()
-    if np.count_nonzero(lengths == longest) == len(lengths):
-        return rows.reshape(len(lengths), longest, *rows.shape[1:])
-    if not pads:
-        raise StructureError(
-            f"samples of {lengths.min()} to {longest} rows in one batch, expected equal lengths. Write windows "
-            "of one length, or pass `collate='pad'`."
-        )
-    value = b"" if rows.dtype.kind == "O" else padding
-    padded = np.full((len(lengths), longest, *rows.shape[1:]), value, rows.dtype)
-    padded[np.arange(longest) < lengths[:, None]] = rows
-    return padded
+    @version.setter
+    def version(self, version: int) -> None:
+        self._maker.newest = integer("version", version, minimum=0)

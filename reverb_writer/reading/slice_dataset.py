@@ -142,7 +142,9 @@ class SlicesOfPools(BatchMaker):
 
     def make(self, samples: BatchAssembler, server: str) -> list[Batch]:
         """Return batches of the remaining slices of earlier pools, then of this pool; see `BatchMaker`."""
-        pool = self._drawn(samples.rows(), samples.pack, server)
+        rows = samples.rows()
+        rows.check_equal_lengths()
+        pool = self._drawn(rows, samples.pack, server)
         batches: list[Batch] = []
         stop, num_slices, size = 0, len(pool.items), self.sampler.num_slices
         while stop < num_slices:

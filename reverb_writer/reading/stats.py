@@ -11,7 +11,7 @@ from reverb_writer.scalars import Scalars
 class DatasetStats(Scalars):
     """Counters of a dataset since it was opened, of all its servers together.
 
-    The first three, `left_out_servers` and `last_age_s` are present values.
+    The first three, `left_out_servers`, `last_age_s`, `last_mean_age` and `last_max_age` are present values.
 
     Attributes:
         in_flight_samples: samples that were requested and have not arrived.
@@ -25,6 +25,7 @@ class DatasetStats(Scalars):
             differs from the spec of the dataset's first item; the log names both structures once.
         masked_ends: rows of the made batches that end an episode without a final observation: the observer was told
             `end_of_episode` alone, or `truncated` without `final_observation`. Their action is in no transition.
+        too_old_samples: samples that were left out because they were older than `max_age`.
         unasked_samples: samples that a server sent without a request; they are left out.
         dropped_samples: unread samples that a dataset of several servers dropped, because newer samples show how many
             items a server holds, because the connection was lost, or because the server has left the target.
@@ -39,6 +40,9 @@ class DatasetStats(Scalars):
         samples: samples in these batches.
         wait_s: seconds that the learner has waited for batches.
         last_age_s: seconds between the arrival of the first sample of the last batch and the return of that batch.
+        last_mean_age: mean age of the samples of the last batch when it was returned: the dataset's `version` less the
+            version of the sample. 0 if there is none.
+        last_max_age: the largest of these ages.
         priority_updates: priorities sent to the item's server, or to all servers if the item's server is unknown.
         failed_priority_updates: priorities that the item's server did not take.
         gone_priority_updates: priorities that were not sent because the item's server, or every server, has left.
@@ -53,6 +57,7 @@ class DatasetStats(Scalars):
     skipped_samples: int = 0
     foreign_items: int = 0
     masked_ends: int = 0
+    too_old_samples: int = 0
     unasked_samples: int = 0
     dropped_samples: int = 0
     forgiven_samples: int = 0
@@ -64,6 +69,8 @@ class DatasetStats(Scalars):
     samples: int = 0
     wait_s: float = 0.0
     last_age_s: float = 0.0
+    last_mean_age: float = 0.0
+    last_max_age: int = 0
     priority_updates: int = 0
     failed_priority_updates: int = 0
     gone_priority_updates: int = 0

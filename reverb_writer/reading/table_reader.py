@@ -183,6 +183,10 @@ class TableReader:
         self._stats.batches += 1
         self._stats.samples += ready.batch_size
         self._stats.last_age_s = now - ready.received_at
+        newest = self._maker.newest
+        if newest is not None and ready.versions is not None:
+            self._stats.last_mean_age = float(newest - ready.versions.mean())
+            self._stats.last_max_age = int(newest - ready.versions.min())
         return ready.in_form(form)
 
     def _num_missing(self) -> dict[str, int]:
@@ -202,10 +206,11 @@ class TableReader:
         advice = f"`Client.reset` table `{self._table}`, or open the dataset again"
         foreign = f"{stats.foreign_items} of another structure were left out: {advice}. " if stats.foreign_items else ""
         unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
+        old = f"{stats.too_old_samples} were older than `max_age`. " if stats.too_old_samples else ""
         num_come = self._prefetcher.num_for_batch
         what = (
-            f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{self._mixer.explain(start)}"
-            if not self._prefetcher.is_making
+            f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{old}{self._mixer.explain(start)}"
+            if old or not self._prefetcher.is_making
             else "its samples have arrived, and the batch is being made. Make `transform` faster or raise `timeout_s`."
         )
         return (ServerUnavailableError if self._mixer.is_gone else ReplayTimeoutError)(

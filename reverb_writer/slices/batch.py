@@ -1,4 +1,4 @@
-"""The container of a batch: samples, or slices laid end to end.
+"""The container of a batch: samples, or slices laid end to end. Packed samples are slices of whole samples.
 
 field        axis of windows    axis of slices
 data         B                  N rows
@@ -36,8 +36,8 @@ class Batch:
     """A batch of samples, which can be unpacked: `data, info = batch`. Its `repr` shows shapes instead of numbers.
 
     Attributes:
-        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]. From a
-            `SliceDataset` or `slices.gather`, leaves [N, ...]: slices laid end to end. Rows of padding, which exist
+        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]. From a `SliceDataset`, `slices.gather` or
+            `collate="pack"`, leaves [N, ...]: slices or whole samples laid end to end. Rows of padding, which exist
             only with `short="pad"`, repeat the last real row.
         info: `BatchInfo`: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a
             `SliceDataset`, [S], with the info of each slice's item. None from `slices.gather`.

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.arguments import integer
+from reverb_writer.arrays import array_namespace, concatenated
 from reverb_writer.errors import IncompleteError, SpecError
 from reverb_writer.slices.axes import ROWS, SAMPLES, Flags, Integers, joined, taken
 from reverb_writer.slices.boundaries import Trajectories, positions
@@ -71,6 +72,14 @@ class Slices:
     def last_rows(self) -> Integers:
         """[S] place of the last real row of each slice among the N rows."""
         return self.first_rows + self.lengths - 1
+
+    @property
+    def offsets(self) -> Integers:
+        """[S + 1] first row of each slice, and N: `cu_seqlens` of FlashAttention, which takes int32."""
+        xp = array_namespace(self.first_rows)
+        stop = self.first_rows[-1:] * 0 + len(self.rows)
+        offsets: Integers = concatenated(xp, [self.first_rows, stop], 0)
+        return offsets
 
     def part(self, first: int, stop: int) -> Slices:
         """Return the slices `first` to `stop` - 1; arrays are views."""

@@ -44,6 +44,80 @@ def test_items_of_different_lengths_are_refused_or_padded(serve: Serve) -> None:
     assert info.lengths.tolist() == [2, 1, 3]
 
 
+SQUEEZE = {"tokens": False, "version": True}
+
+
+def insert_versions(client: rw.Client, versions: list[int], length: int = 2) -> None:
+    """Insert items into a queue whose rows are equal to their version."""
+    for version in versions:
+        rows = np.full(length, version)
+        client.insert({"tokens": rows, "version": np.int64(version)}, {"queue": 1.0}, squeeze=SQUEEZE)
+
+
+def test_packed_samples_lie_end_to_end_and_scalars_one_per_sample(serve: Serve) -> None:
+    client = serve(QUEUE)
+    for version, length in ((4, 2), (5, 1), (6, 3), (7, 4)):
+        insert_versions(client, [version], length)
+    with rw.ReplayDataset(client, "queue", 8, collate="pack", max_rows=6, max_in_flight_batches=1) as dataset:
+        batch = next(dataset)
+        assert batch.data["tokens"].tolist() == [4, 4, 5, 6, 6, 6]
+        assert batch.data["version"].tolist() == [4, 5, 6]
+        assert batch.slices.offsets.tolist() == [0, 2, 3, 6]
+        rest = dataset.poll(20.0) or dataset.poll()
+        assert (rest.data["tokens"].tolist(), rest.info.lengths.tolist()) == ([7] * 4, [4])
+
+
+def test_leaves_of_different_lengths_are_padded_and_not_packed(serve: Serve) -> None:
+    client = serve(QUEUE)
+    options: dict[str, Any] = {"batch_size": 2, "max_in_flight_batches": 1}
+    for _ in range(2):
+        for length in (1, 2):
+            client.insert({"prompt": np.ones(length), "answer": np.ones(length + 1)}, {"queue": 1.0})
+    with rw.ReplayDataset(client, "queue", collate="pad", **options) as dataset:
+        data = next(dataset).data
+    assert data["prompt"].tolist() == [[1, 0], [1, 1]]
+    assert data["answer"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    with (
+        rw.ReplayDataset(client, "queue", collate="pack", **options) as dataset,
+        pytest.raises(rw.errors.StructureError, match=r"column [01].*`collate='pad'`"),
+    ):
+        next(dataset)
+
+
+def test_no_batch_has_an_item_that_is_too_old_when_it_is_requested(serve: Serve) -> None:
+    """The learner raises the version while samples wait that were fresh when they were fetched."""
+    client = serve(QUEUE)
+    insert_versions(client, [1, 2, 2, 3, 3, 4, 5, 5])
+    with rw.ReplayDataset(client, "queue", 2, max_age=1, timeout_s=60) as dataset:
+        assert dataset.version is None
+        dataset.version = 2
+        assert next(dataset).info.versions.tolist() == [1, 2]
+        stats = dataset.stats()
+        assert (stats.last_mean_age, stats.last_max_age, stats.too_old_samples) == (0.5, 1, 0)
+        assert eventually(lambda: dataset.stats().ready_samples > 0)
+        dataset.version = 5
+        assert next(dataset).data["tokens"].tolist() == [[4, 4], [5, 5]]
+        assert dataset.stats().too_old_samples == 3
+        dataset.version = 6
+        assert dataset.poll(0.2).data["version"].tolist() == [5]  # a smaller batch
+        assert dataset.poll() is None
+        insert_versions(client, [4, 6])
+        assert eventually(lambda: dataset.stats().received_samples == 10)
+        assert dataset.poll().data["version"].tolist() == [6]
+        assert dataset.stats().too_old_samples == 4
+
+
+def test_items_that_are_all_too_old_are_named_in_the_time_out(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay"))
+    client.insert({"tokens": np.zeros(2), "version": np.int64(1)}, {"replay": 1.0}, squeeze=SQUEEZE)
+    with rw.ReplayDataset(client, "replay", 4, max_age=0, timeout_s=1.0) as dataset:
+        dataset.version = 2
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"were older than `max_age`"):
+            next(dataset)
+        dataset.version = 1  # the learner has loaded older weights
+        assert next(dataset).info.versions.tolist() == [1] * 4
+
+
 Step = collections.namedtuple("Step", ["obs", "extras"])  # noqa: PYI024
 
 

@@ -20,7 +20,7 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler, Samples
-from reverb_writer.reading.replay_dataset import WholeSamples
+from reverb_writer.reading.whole_samples import WholeSamples
 
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "3000"))
 CACHE_BYTES = SAMPLE_BYTES = 1 << 20
@@ -50,9 +50,11 @@ def receive(message: bytes, assembler: BatchAssembler) -> None:
         for error in assembler.add(SampleReassembler().feed(message)):
             assert isinstance(error, (FormatError, UnsafeDataError))
         if assembler.num_samples:
-            WholeSamples(None, pads=True).make(assembler, "")
+            WholeSamples(8, "pad").make(assembler, "")
     except (FormatError, StructureError):
         pass
+    finally:
+        assembler.begin_next()
 
 
 def test_recorded_responses_are_good() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import reverb_writer as rw
+from reverb_writer.decoding.joined_rows import JoinedRows
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
 from reverb_writer.errors import IncompleteError, StructureError
 from reverb_writer.reading.slice_dataset import SlicesOfPools
@@ -23,8 +24,9 @@ def rows_of(*columns: Any, lengths: list[int], kinds: list[int] | None = None) -
     sizes = np.array(lengths, np.int64)
     keys = np.arange(len(sizes), dtype=np.uint64)
     info = BatchInfo(keys, np.ones(len(sizes)), np.ones(len(sizes)), sizes, sizes.astype(np.int32), sizes, 0.0)
-    stored = None if kinds is None else (np.array(kinds, np.uint8), None)
-    return SampleRows([(np.asarray(column), None) for column in columns], info, stored)
+    places = JoinedRows.end_to_end(sizes)
+    stored = None if kinds is None else (np.array(kinds, np.uint8), places)
+    return SampleRows([(np.asarray(column), places) for column in columns], info, stored)
 
 
 class Pool:
