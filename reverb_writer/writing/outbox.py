@@ -93,7 +93,6 @@ class Outbox:
         self._client, self._options, self._name = client, options, writer_name()
         self._cutter, self._books, self._post = cutter, cutter.books, post
         self._ring, self._kinds = cutter.ring, cutter.kinds
-        self._drops_oldest, self._dropping = options.on_block == "drop_oldest", False
         self._num_episodes = 0
         self._shards: Sequence[Server] = ()
         self._destinations: dict[str, Destination] = {}  # by the shard's name
@@ -141,10 +140,6 @@ class Outbox:
             if request is not None:
                 flight.add(request)
             start = stop
-        while self._drops_oldest and self._room_of(destination) == 0 and flight.drop_oldest():
-            if not self._dropping:
-                self._dropping = True
-                _LOG.warning("%s: in-flight window full, oldest items are dropped.", destination.server.address)
 
     # ------------------------------------------------------------------------------------------------ back pressure
 
@@ -158,8 +153,6 @@ class Outbox:
         for destination in self._all:
             destination.limit.update(destination.delivery.flight.acknowledged)
         limit = self._cutter.first_needed + self._ring.size - self._ring.rows_per_call + 1
-        if self._drops_oldest:
-            return limit
         return min(limit, self._cutter.taken + self._kinds.rows_within(self._room(), num_envs))
 
     def num_rows_worth(self) -> int:
@@ -225,14 +218,12 @@ class Outbox:
 
     def _new_destination(self, server: Server) -> Destination:
         limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
-        max_sent = limit.items / 2 if self._drops_oldest else math.inf  # a sent item cannot be dropped
         needed, counts = self._cutter.needed_chunks, self._books.counts
         delivery = Delivery(
             server.channel,
             self._post,
             counts,
             needed=needed,
-            max_sent_items=max_sent,
             max_kept_bytes=self._max_kept_bytes,
         )
         return Destination(server, delivery, limit)

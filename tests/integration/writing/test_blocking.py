@@ -236,29 +236,6 @@ def test_time_out_of_a_flush_is_kept_although_items_are_confirmed(server: Hosted
                 observer.flush(timeout_s=2.5)
 
 
-def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -> None:
-    with observed(server, timeout_s=LONG_S, on_block="drop_oldest") as observer:
-        for number in range(10):
-            write(observer, number)
-        eventually(lambda: observer.stats().acknowledged_items == ADMITTED, "the queue is full")
-        for number in range(10, 5000):
-            write(observer, number)
-            if number % 50 == 0:
-                time.sleep(0.001)
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            observer.flush(timeout_s=0.5)
-        stats = observer.stats()
-        assert stats.items == 5000 == stats.acknowledged_items + stats.pending_items + stats.dropped_items
-        assert stats.acknowledged_items == ADMITTED
-        assert stats.blocked_s < FAR_TOO_LONG_S
-        delivered = take(server, 5000 - stats.dropped_items)
-        observer.flush()
-        assert observer.stats().dropped_items == stats.dropped_items
-    assert delivered == sorted(set(delivered))
-    assert delivered[:10] == list(range(10))
-    assert delivered[-10:] == list(range(4990, 5000))
-
-
 def test_blocked_table_is_the_one_that_is_named(serve: Serve) -> None:
     client = serve(rw.TableConfig("free"), rw.TableConfig.queue("queue", 10))
     windows: dict[str, Any] = {"free": rw.WindowSpec(1), "queue": rw.WindowSpec(1)}

@@ -110,7 +110,7 @@ def test_episodes_that_resets_end_are_stopped_at_the_limit(
         ({"timeout_s": math.nan}, "`timeout_s` must be > 0 seconds, got nan"),
         ({"max_in_flight_items": 0}, "`max_in_flight_items` must be >= 1, got 0"),
         ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
-        ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
+        ({"on_block": "panic"}, "`on_block` must be 'wait' or 'raise', got 'panic'"),
         ({"last_row": "end"}, "`last_row` must be 'boundary', 'action' or None, got 'end'"),
         ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
         ({"patience_s": 0}, "`patience_s` must be > 0 seconds, got 0"),
