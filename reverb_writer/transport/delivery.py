@@ -330,18 +330,16 @@ class Wait:
     its end. The difference of the answers shows whether actors or learners make progress.
 
     Attributes:
-        kind: "room" for a step that needs `row` to be granted, "flush", or "close".
+        kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
         answer: queue for the outcome: None, or the error to raise.
         is_abandoned: whether an interrupt has ended the call.
 
     Source: Reverb 0.14, `table.cc`: one queue of inserts per table, for all streams.
     """
 
-    def __init__(
-        self, kind: Literal["room", "flush", "close"], timeout_s: float, *, extends: bool = False, row: int = 0
-    ) -> None:
+    def __init__(self, kind: Literal["room", "flush", "close"], timeout_s: float, *, extends: bool = False) -> None:
         """Begin to wait."""
-        self.kind, self.timeout_s, self.extends, self.row = kind, timeout_s, extends, row
+        self.kind, self.timeout_s, self.extends = kind, timeout_s, extends
         self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self.is_abandoned = False
         self._restart()

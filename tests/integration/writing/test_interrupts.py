@@ -208,7 +208,7 @@ class Caller:
         found = {sample.info.key: sample for sample in place.client.sample("a", stats.items)}.values()
         assert [sample.data["observation"].tolist() for sample in found] == self.windows
         assert len(found) == stats.items == stats.acknowledged_items
-        if self.observer._targets[0].priority is sum_of_window:
+        if self.observer._target.priority is sum_of_window:
             assert all(sample.info.priority == sample.data["observation"].sum() for sample in found)
 
     def _end(self, windows: Any) -> None:
