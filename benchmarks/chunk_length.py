@@ -16,7 +16,7 @@ from reverb_writer import Trajectory, WindowSpec
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.pipes import ByteStream
-from reverb_writer.writing.window_kinds import chunk_length_for
+from reverb_writer.writing.window_target import chunk_length_for
 
 _LENGTH = 20
 _STRIDES = (1, 5, 10, 20)
@@ -38,7 +38,7 @@ def _measure(what: str, steps: Trajectory, effort: Effort) -> Table:
     rows = []
     for stride in _STRIDES:
         workload = Workload(steps, _LENGTH, stride)
-        chosen = chunk_length_for([WindowSpec(_LENGTH, stride)], workload.step_bytes)
+        chosen = chunk_length_for(WindowSpec(_LENGTH, stride), workload.step_bytes)
         figures: dict[int, list[tuple[float, ...]]] = {length: [] for length in _CHUNK_LENGTHS}
         with Comparison() as comparison:
             for length in figures:

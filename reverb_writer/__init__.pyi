@@ -40,6 +40,5 @@ from reverb_writer.writing.observers import EpisodeObserver as EpisodeObserver
 from reverb_writer.writing.observers import SequenceObserver as SequenceObserver
 from reverb_writer.writing.observers import TrajectoryObserver as TrajectoryObserver
 from reverb_writer.writing.stream_options import ObserverStats as ObserverStats
-from reverb_writer.writing.window_kinds import WindowTarget as WindowTarget
 
 __version__: str

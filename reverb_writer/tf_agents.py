@@ -32,7 +32,7 @@ from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observer import Observer, TooFewStepsError
 from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver, WindowObserver
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.window_kinds import Priority
+from reverb_writer.writing.window_target import Priority
 
 __all__ = [
     "FlattenedTrajectoryError",
@@ -74,7 +74,7 @@ class _ReverbObserver(Observer):
                 client = own.enter_context(as_client(client)[0])
             # The time-out is the first argument of both methods, under different names; dm-reverb wants an integer.
             tables = client.server_info(math.ceil(self._timeout_s))
-            return tables[self._targets[0].tables[0]].signature
+            return tables[self._target.tables[0]].signature
 
     def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None, **ends: Any) -> None:
         """Write a step.
@@ -116,7 +116,7 @@ class _ReverbObserver(Observer):
         except TooFewStepsError as error:
             raise SpecError(
                 "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
-                f"sequence_length={self._shortest}, consider enabling pad_end_of_episodes."
+                f"sequence_length={self._target.length}, consider enabling pad_end_of_episodes."
             ) from error
 
     def _check(self, sender: Sender | None) -> Client:

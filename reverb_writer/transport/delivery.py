@@ -69,7 +69,6 @@ class Delivery:
         counts: collections.Counter[str],
         *,
         needed: Callable[[], Iterable[int]] = lambda: (),
-        max_sent_items: float = math.inf,
         max_kept_bytes: int = 0,
         info: ServerInfo | None = None,
     ) -> None:
@@ -80,7 +79,6 @@ class Delivery:
             post: makes the owner's thread call a function soon; callable from any thread, never waits.
             counts: counters to raise.
             needed: as for `InFlight`.
-            max_sent_items: bound of the sent and unconfirmed items; sent items cannot be dropped.
             max_kept_bytes: bound of the confirmed requests that are kept.
             info: the server's answer of a moment ago, instead of a question before the first connection.
         """
@@ -89,7 +87,7 @@ class Delivery:
         self.flight = InFlight(needed)
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: Exception | None = None
-        self._post, self._counts, self._max_sent_items, self._info = post, counts, max_sent_items, info
+        self._post, self._counts, self._info = post, counts, info
         self._pipe: Pipe | LocalPipe | None = None
         self._attempt = 0  # number of the pipe; events of an earlier one are ignored
         self._is_connecting = self._is_closed = False
@@ -121,7 +119,7 @@ class Delivery:
 
     def _send(self, pipe: Pipe | LocalPipe) -> float:
         """Send queued requests, and have a silent connection examined; return as `proceed`."""
-        while self.flight.has_queued and self.flight.sent_items < self._max_sent_items:
+        while self.flight.has_queued:
             pipe.send(self.flight.take_message(_MESSAGE_BYTES))
         if not self.flight.sent_items:
             return math.inf

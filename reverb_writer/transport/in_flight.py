@@ -232,17 +232,6 @@ class InFlight:
         self.again_bytes = 0
         return num_items
 
-    def drop_oldest(self) -> bool:
-        """Give up the oldest unconfirmed request in the queue unless it is the only one; return whether one was."""
-        whole = (each for each in self._queued if each.num_new == each.num_items)
-        request = next(whole, None)
-        if request is None or next(whole, None) is None:
-            return False
-        self._queued.remove(request)
-        self.pending -= request.num_new
-        self.pending_bytes -= request.num_bytes
-        return True
-
     def drop_all(self) -> int:
         """Give up all items; return the number of pending ones."""
         undelivered = self.pending

@@ -36,7 +36,7 @@ class Wait:
     time-out again, and the wait has no bound: its owner ends it when the run has ended.
 
     Attributes:
-        kind: "room" for a step that needs `row` to be granted, "flush", or "close".
+        kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
         answer: queue for the outcome: None, or the error to raise.
         is_abandoned: whether an interrupt has ended the call.
 
@@ -50,10 +50,9 @@ class Wait:
         *,
         extends: bool = False,
         outlasts: bool = False,
-        row: int = 0,
     ) -> None:
         """Begin to wait."""
-        self.kind, self.timeout_s, self.extends, self.outlasts, self.row = kind, timeout_s, extends, outlasts, row
+        self.kind, self.timeout_s, self.extends, self.outlasts = kind, timeout_s, extends, outlasts
         self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self.is_abandoned = False
         self._restart(time.monotonic())

@@ -7,7 +7,6 @@ on arrays count the rows of all environments.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.encoders import Encoder, OpenEpisode, Ready
 from reverb_writer.writing.ring import Reset
-from reverb_writer.writing.window_kinds import NEVER, Integers, WindowKinds
+from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget
 
 if TYPE_CHECKING:
     from reverb_writer.writing.outbox import Destination
@@ -30,21 +29,21 @@ class Cutter:
     """The episodes of all environments of an observer. Not thread-safe: only the sender uses it.
 
     Attributes:
-        encoder, ring, kinds, books: the encoder, its rows, the present kinds of windows, and the counters.
+        encoder, ring, target, books: the encoder, its rows, the windows with their present priority, and the counters.
         taken: rows taken so far.
+        num_counted: items that the observer has counted in these rows and marks.
         num_unencoded: complete items that are not encoded yet.
         unsent_bytes: bytes of chunks that are in no request yet.
         has_new: set when rows or marks are taken; the sender clears it.
         episodes: the open episode of each environment.
     """
 
-    def __init__(self, encoder: Encoder, kinds: WindowKinds, chunk_length: int, max_steps: float = math.inf) -> None:
-        """Begin an episode in each environment; an episode longer than `max_steps` is not written."""
-        self.encoder, self.ring, self.kinds, self.books = encoder, encoder.ring, kinds, encoder.books
+    def __init__(self, encoder: Encoder, target: WindowTarget, chunk_length: int) -> None:
+        """Begin an episode in each environment."""
+        self.encoder, self.ring, self.target, self.books = encoder, encoder.ring, target, encoder.books
         self._chunk_length = chunk_length
-        self.taken = self.num_unencoded = self.unsent_bytes = 0
+        self.taken = self.num_counted = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = False
-        self._max_steps = max_steps
         self._num_marks = 0  # marks taken so far
         self._num_encoded = 0  # encoded items of open episodes
         self._ended: list[Ready] = []
@@ -64,7 +63,7 @@ class Cutter:
 
     def take(self) -> None:
         """Take the rows and marks that were written since the last call."""
-        written, _, num_marks, _ = self.ring.head
+        written, _, num_marks, _, self.num_counted = self.ring.head
         if written == self.taken and num_marks == self._num_marks:
             return
         self.has_new = True
@@ -76,8 +75,7 @@ class Cutter:
                 for env in mark.env_ids:
                     self.end(env, "reset" if mark.discard else None)
             else:
-                targets = [replace(target, priority=mark) for target in self.kinds.targets]
-                self.kinds = WindowKinds(targets, spans_episodes=self.kinds.spans_episodes)
+                self.target = replace(self.target, priority=mark)
         self._take_steps(written)
         self._tally()
         if written - self.first_needed > self.ring.size // 2:
@@ -110,7 +108,7 @@ class Cutter:
 
     def _tally(self) -> None:
         """Count the items that are complete and not encoded."""
-        num_open = int(self.kinds.num_items(self._steps).sum()) - self._num_encoded
+        num_open = int(self.target.num_items(self._steps).sum()) - self._num_encoded
         self.num_unencoded = num_open + sum(ready.num_items for ready in self._ended)
 
     def _open_rows(self, env_ids: Integers) -> list[tuple[int, Integers]]:
@@ -139,7 +137,7 @@ class Cutter:
         for stop in (is_last[known:].nonzero()[0] + known + 1).tolist():
             self._count(env, stop - known)
             sealed = self._seal_full(env, rows[:stop], sealed)
-            if self.kinds.spans_episodes:
+            if self.target.spans_episodes:
                 self._boundary[env] = self._steps[env]
                 self.books.counts["episodes"] += 1
             else:
@@ -164,7 +162,7 @@ class Cutter:
         if len(rows):
             is_run = rows[-1] - rows[0] == len(rows) - 1
             index = self.ring.rows(int(rows[0]), int(rows[-1]) + 1) if is_run else rows % self.ring.size
-        if self._steps[env] > self._max_steps:
+        if self._steps[env] > self.target.max_steps:
             episode.chunks = []
         else:
             start = episode.chunks[-1].stop if episode.chunks else 0
@@ -191,7 +189,7 @@ class Cutter:
 
     def _num_open_items(self) -> Integers:
         """Return the number of items that the open rows of each environment complete."""
-        num_items: Integers = self.kinds.num_items(self._steps) - self.kinds.num_items(self._steps - self._open)
+        num_items: Integers = self.target.num_items(self._steps) - self.target.num_items(self._steps - self._open)
         return num_items
 
     def _seal_where(self, is_chosen: npt.NDArray[np.bool_]) -> None:
@@ -212,21 +210,21 @@ class Cutter:
 
     def _end(self, env: int, rows: Integers, *, align: bool = False, discard: str | None = None) -> None:
         episode, num_steps = self.episodes[env], int(self._steps[env])
-        reason = "overflow" if num_steps > self._max_steps else discard
-        end = self.kinds.episode_end(num_steps, align=align, discard=reason)
+        reason = "overflow" if num_steps > self.target.max_steps else discard
+        end = self.target.episode_end(num_steps, align=align, discard=reason)
         num_sealed = num_steps - len(rows)
-        while num_sealed < end.last:
-            size = min(self._chunk_length, max(end.limits) - num_sealed)
+        while num_sealed < end.covered_to:
+            size = min(self._chunk_length, end.limit - num_sealed)
             num_real = min(size, len(rows))
             self._seal(env, rows[:num_real], size - num_real)
             rows = rows[num_real:]
             num_sealed += size
         encoded = int(self._encoded[env])
-        num_encoded = self.kinds.num_items(encoded)
+        num_encoded = self.target.num_items(encoded)
         self._num_encoded -= num_encoded
         num_items = end.num_items - num_encoded
         if num_items:
-            self._ended.append(Ready(self.kinds, episode, encoded, num_steps, end, num_items))
+            self._ended.append(Ready(self.target, episode, encoded, num_steps, end, num_items))
         self.books.counts["episodes"] += int(num_steps > self._boundary[env])
         self._note_dropped(end.dropped)
         self.episodes[env] = OpenEpisode(self.encoder.new_key())
@@ -236,13 +234,12 @@ class Cutter:
         """Count steps that are in no window, by reason; log each reason once."""
         for reason in dropped.keys() - self.books.dropped_steps.keys():
             if reason == SHORT_EPISODE:
-                lengths = {target.spec.sequence_length for target in self.kinds.targets}
                 text = (
                     "An episode of %d steps is shorter than a window (`sequence_length` %s): nothing of it is "
                     "written. Make windows shorter, or pad (`end_of_episode`). Further ones are counted in "
                     "stats().dropped_steps."
                 )
-                _LOG.warning(text, dropped[reason], ", ".join(map(str, sorted(filter(None, lengths)))))
+                _LOG.warning(text, dropped[reason], self.target.spec.sequence_length)
             else:
                 text = "%d steps are in no window (%s). Further ones are counted in stats().dropped_steps."
                 _LOG.info(text, dropped[reason], reason)
@@ -263,11 +260,11 @@ class Cutter:
         """Return the windows that are complete in chunks, ended episodes first; the caller encodes them now."""
         ready, self._ended = self._ended, []
         sealed = self._steps - self._open
-        num_items = self.kinds.num_items(sealed) - self.kinds.num_items(self._encoded)
+        num_items = self.target.num_items(sealed) - self.target.num_items(self._encoded)
         env_ids = num_items.nonzero()[0]
         columns = (column[env_ids].tolist() for column in (self._encoded, sealed, num_items))
         for env, after, num_steps, count in zip(env_ids.tolist(), *columns, strict=True):
-            ready.append(Ready(self.kinds, self.episodes[env], after, num_steps, None, count))
+            ready.append(Ready(self.target, self.episodes[env], after, num_steps, None, count))
         self._encoded[env_ids] = sealed[env_ids]
         self._num_encoded += int(num_items.sum())
         num_taken = sum(each.num_items for each in ready)
@@ -282,5 +279,5 @@ class Cutter:
 
     def cut_long_streams(self, max_items: int) -> None:
         """End each stream of at least `max_items` items, so that another shard gets the next windows."""
-        for env in (self.kinds.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
+        for env in (self.target.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
             self.end(env, "reset")

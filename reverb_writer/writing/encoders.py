@@ -26,7 +26,7 @@ from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_kinds import NEVER, EpisodeEnd, Integers, WindowKinds, WindowTarget
+from reverb_writer.writing.window_target import NEVER, EpisodeEnd, Integers, WindowTarget
 
 if TYPE_CHECKING:
     from reverb_writer.writing.outbox import Destination
@@ -63,7 +63,7 @@ class OpenEpisode:
 class Ready(NamedTuple):
     """Windows of one episode that are complete in its chunks."""
 
-    kinds: WindowKinds
+    target: WindowTarget
     episode: OpenEpisode
     after: int  # windows that end at or before this step count were encoded before
     num_steps: int  # real steps of an ended episode; real steps in chunks of an open one
@@ -124,11 +124,11 @@ class Encoder:
         return Chunk(key, start, start + num_real + num_padding, data, kept)
 
     def request(self, group: Sequence[Ready]) -> InsertRequest | None:
-        """Put windows of the same kinds, of several episodes, into one request; return None if there is no window.
+        """Put windows of one target, of several episodes, into one request; return None if there is no window.
 
         The episodes keep only chunks that later windows need.
         """
-        kinds = group[0].kinds
+        target = group[0].target
         chunks = [chunk for ready in group for chunk in ready.episode.chunks]
         # Each episode's steps are shifted beyond the steps of the episode before, so one search finds any step's chunk.
         shifts = np.arange(len(group), dtype=np.int64) << _EPISODE_BITS
@@ -137,24 +137,21 @@ class Encoder:
         chunk_stops = np.array([chunk.stop for chunk in chunks], np.int64) + chunk_shifts
         chunk_keys = np.array([chunk.key for chunk in chunks], np.uint64)
         after = np.array([ready.after for ready in group], np.int64)
+        limits = [ready.num_steps if ready.end is None else ready.end.limit for ready in group]
+        closing = [None if ready.end is None else ready.end.closing for ready in group]
+        of, starts, ends = target.windows(after, np.array(limits, np.int64), closing)
+        priorities = self._priorities(target, of, starts, ends, group)
+        if callable(target.priority):
+            is_good = ~np.isnan(priorities)
+            of, starts, ends, priorities = of[is_good], starts[is_good], ends[is_good], priorities[is_good]
         rows: list[npt.NDArray[np.uint8]] = []
         is_needed = np.zeros(len(chunks), bool)
-        first_key = key = self.new_key()
-        for index, target in enumerate(kinds.targets):
-            limits = [ready.num_steps if ready.end is None else ready.end.limits[index] for ready in group]
-            closing = [None if ready.end is None else ready.end.closing[index] for ready in group]
-            of, starts, ends = kinds.windows(index, after, np.array(limits, np.int64), closing)
-            priorities = self._priorities(target, of, starts, ends, group)
-            if callable(target.priority):
-                is_good = ~np.isnan(priorities)
-                of, starts, ends, priorities = of[is_good], starts[is_good], ends[is_good], priorities[is_good]
-            if not len(of):
-                continue
+        first_key = self.new_key()
+        if len(of):
             starts, ends = starts + shifts[of], ends + shifts[of]
             touched, widths, slices = _slices(starts, ends, chunk_starts, chunk_stops, chunk_keys)
-            keys = np.arange(key, key + len(of) * len(target.tables), dtype=np.uint64).reshape(-1, len(of))
-            key += keys.size
-            rows += _item_rows(target.tables, keys, priorities, widths, slices, len(self.layout.dtypes))
+            keys = np.arange(first_key, first_key + len(of) * target.num_tables, dtype=np.uint64).reshape(-1, len(of))
+            rows = _item_rows(target.tables, keys, priorities, widths, slices, len(self.layout.dtypes))
             is_needed[touched] = True
         needed: dict[int, bytes] = {}
         num_bytes = sum(row.nbytes for row in rows)
@@ -164,15 +161,16 @@ class Encoder:
             num_bytes += 0 if chunk.counted else len(chunk.data)
             chunk.counted = True
         for ready in group:
-            # Chunks that end before are in no later window. A closing window may end with the last regular window.
-            needed_from = NEVER if ready.end is not None else ready.num_steps - kinds.longest
+            # The next window ends after `num_steps`, so it begins after `num_steps - length`. An ended episode has no
+            # next window.
+            needed_from = NEVER if ready.end is not None else ready.num_steps - target.length
             ready.episode.chunks = [chunk for chunk in ready.episode.chunks if chunk.stop > needed_from]
-        return InsertRequest(kinds.tables, first_key, rows, needed, num_bytes) if rows else None
+        return InsertRequest(frozenset(target.tables), first_key, rows, needed, num_bytes) if rows else None
 
     def _priorities(
         self, target: WindowTarget, of: Integers, starts: Integers, ends: Integers, group: Sequence[Ready]
     ) -> npt.NDArray[np.float64]:
-        """Return the priorities of windows of one kind; NaN if the function failed."""
+        """Return the priorities of windows; NaN if the function failed."""
         if not callable(target.priority):
             number = self._largest(target.tables) if target.priority == "max" else target.priority
             return np.full(len(ends), number, np.float64)

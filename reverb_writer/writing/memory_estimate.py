@@ -20,7 +20,7 @@ import tree
 
 from reverb_writer.tables import TableConfig
 from reverb_writer.windows import WindowSpec
-from reverb_writer.writing.window_kinds import chunk_length_for
+from reverb_writer.writing.window_target import chunk_length_for
 
 PROCESS_BYTES = 600_000_000  # both processes with empty tables, and streams
 _ITEM_BYTES = 600
@@ -82,7 +82,7 @@ def estimate(
     if length is None:
         return Estimate(config.name, None, step_bytes)
     stride = min(stride_length, length)
-    chunk = chunk_length_for([WindowSpec(length, stride)], math.inf if step_bytes is None else step_bytes)
+    chunk = chunk_length_for(WindowSpec(length, stride), math.inf if step_bytes is None else step_bytes)
     if config.remover == "fifo":
         item = _shared(length, stride, chunk, episode_length)
         steps = math.ceil(config.max_size * item.steps) + (length - stride if episode_length is None else 0)

@@ -28,7 +28,6 @@ from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import Reset
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_kinds import Boundary, EnvIds
-from reverb_writer.writing.window_kinds import can_align
 
 _LOG = logging.getLogger(__package__)
 
@@ -93,7 +92,7 @@ class Observer(ObserverLife):
                 if flags is not None:
                     env_flags(name, flags, self._num_envs)
         sender = self._sender or self._start(step)
-        written, _, _, before = sender.ring.head
+        written, _, _, before, _ = sender.ring.head
         leaves = self._flatten(step, (self._num_before + written) // len(self._all_envs))
         if self._num_envs is None and end_of_episode is None is terminated is truncated:
             kind = self._kinds.plain(leaves, before)
@@ -146,18 +145,18 @@ class Observer(ObserverLife):
     ) -> None:
         """Wait for room, and write a row, or the rows of some environments; the arguments are those of `Row`."""
         ring = sender.ring
-        written, num_steps, *_ = ring.head
+        written, num_steps, _, _, num_items = ring.head
         if get_ident() != self._thread:
             self._change_thread(int(np.max(num_steps)))
-        if written >= ring.granted:
-            self._wait_for_room(sender, written)
+        if written >= ring.granted or num_items >= ring.granted_items:
+            self._wait_for_room(sender)
         state = self._kinds.state(kind, leaves)
         if self._num_envs is None:
             ring.write(leaves, kind, state, boundary, last=is_last)
         else:
             ring.write_envs(leaves, kind, state, env_ids, boundary, last=is_last)
-        if ring.head[0] > (wake_at := ring.wake_at) != self._woken_for:
-            self._wake(sender, wake_at)
+        if (due := ring.due()) is not None and due != self._woken_for:
+            self._wake(sender, due)
         if num_unknown:
             self._note_unknown(num_unknown)
         if self._max_steps is not None:
@@ -187,14 +186,14 @@ class Observer(ObserverLife):
             )
         self._unknown_ends += count
 
-    def _wake(self, sender: Sender, wake_at: int) -> None:
-        """Wake the sender, once per value of `wake_at`; warn once if no end of an episode was ever marked."""
+    def _wake(self, sender: Sender, due: tuple[float, float]) -> None:
+        """Wake the sender, once per value of `wake_after`; warn once if no end of an episode was ever marked."""
         sender.post()
-        self._woken_for = wake_at  # after the post, because an interrupt may come between
+        self._woken_for = due  # after the post, because an interrupt may come between
         if self._is_marked:
             return
         num_steps = int(np.max(sender.ring.head[1]))
-        if num_steps < max(_UNMARKED_STEPS, _UNMARKED_WINDOWS * self._shortest):
+        if num_steps < max(_UNMARKED_STEPS, _UNMARKED_WINDOWS * self._target.length):
             return
         if not self._unmarked_steps:
             _LOG.warning(
@@ -215,12 +214,12 @@ class Observer(ObserverLife):
             )
         self._thread = get_ident()
 
-    def _wait_for_room(self, sender: Sender, written: int) -> None:
-        """Wait until the next row is granted."""
+    def _wait_for_room(self, sender: Sender) -> None:
+        """Wait until the next call is granted."""
         self._check(sender)
         is_patient, outlasts = self._options.on_block != "raise", self._options.until is not None
         timeout_s = self._timeout_s if is_patient else 0.0
-        self._wait(sender, Wait("room", timeout_s, extends=is_patient, outlasts=is_patient and outlasts, row=written))
+        self._wait(sender, Wait("room", timeout_s, extends=is_patient, outlasts=is_patient and outlasts))
 
     # ------------------------------------------------------------------------------------------------- many steps
 
@@ -263,11 +262,11 @@ class Observer(ObserverLife):
         if get_ident() != self._thread:
             self._change_thread(ring.head[1])
         while at < num_steps:
-            written, *_, before = ring.head
-            if written >= ring.granted:
-                self._wait_for_room(sender, written)
+            before = ring.head[3]
+            if ring.free_steps() <= 0:
+                self._wait_for_room(sender)
             ends = is_last[at:].nonzero()[0]
-            count = min(num_steps - at, ring.granted - written, *(ends[:1] + 1).tolist())
+            count = min(num_steps - at, ring.free_steps(), *(ends[:1] + 1).tolist())
             if count <= 0:  # another thread has closed the observer
                 continue
             columns = [leaf[at : at + count] for leaf in leaves]
@@ -275,8 +274,8 @@ class Observer(ObserverLife):
             at += count
             state = self._kinds.state(int(of_block[-1]), [column[-1] for column in columns])
             ring.write_block(columns, of_block, state, last=bool(is_last[at - 1]))
-            if written + count > (wake_at := ring.wake_at) != self._woken_for:
-                self._wake(sender, wake_at)
+            if (due := ring.due()) is not None and due != self._woken_for:
+                self._wake(sender, due)
         return at
 
     def _fits_at_once(self, sender: Sender, steps: Any, leaves: Sequence[Any]) -> bool:
@@ -366,10 +365,10 @@ class Observer(ObserverLife):
         self._thread = get_ident()
         if not np.any(num_steps):
             return
-        if self._num_envs is None and not (discard or can_align(self._targets, num_steps)):
+        if self._num_envs is None and not (discard or self._target.can_reset(num_steps)):
             raise TooFewStepsError(
-                f"the episode has {num_steps} steps, expected at least `sequence_length`={self._shortest} to write it. "
-                'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
+                f"the episode has {num_steps} steps, expected at least `sequence_length`={self._target.length} to "
+                'write it. Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
             )
         self._mark(sender, Reset(envs, discard))
 

@@ -8,7 +8,6 @@ import logging
 import time
 import types
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_kinds import StepKinds
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamKeywords, StreamOptions
-from reverb_writer.writing.window_kinds import WindowTarget
+from reverb_writer.writing.window_target import WindowTarget
 
 _LOG = logging.getLogger(__package__)
 
@@ -43,7 +42,7 @@ class ObserverLife:
     def __init__(
         self,
         replay: Any,
-        targets: Sequence[WindowTarget],
+        target: WindowTarget,
         *,
         spec: Any,
         num_envs: int | None,
@@ -51,9 +50,7 @@ class ObserverLife:
     ) -> None:
         """Find the tables; the observers document the arguments."""
         self._options = options_of(StreamOptions, options, self)
-        self._replay, self._targets = replay, tuple(targets)
-        self._shortest = min(target.spec.sequence_length or 1 for target in targets)  # steps of the shortest window
-        self._tables = list(dict.fromkeys(table for target in targets for table in target.tables))
+        self._replay, self._target = replay, target
         self._num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
         self._all_envs = np.arange(1 if self._num_envs is None else self._num_envs)
         self._structure: StepStructure | None = None
@@ -61,7 +58,7 @@ class ObserverLife:
         self._client: Client | None = None  # None while the observer is closed
         self._books, self._last_stats = Books(), ObserverStats()
         self._blocked_s = 0.0
-        self._woken_for = -1
+        self._woken_for: tuple[float, float] | None = None
         self._num_before = 0  # steps before the sender's first, for messages
         self._thread: int | None = None  # the thread of the open episode
         self._is_marked = self._spans_episodes or self._max_steps is not None  # whether ends of episodes are known
@@ -104,12 +101,14 @@ class ObserverLife:
         timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
         try:
             with logged(lambda: f"an observer waits for the server at {client.address}"):
-                info, *_ = answering(client.connections.in_state("up"), client.timeout_s, self._tables).values()
+                info, *_ = answering(
+                    client.connections.in_state("up"), client.timeout_s, [*self._target.tables]
+                ).values()
         except BaseException:
             if owns_client:
                 client.close()
             raise
-        self._signatures = {table: info.tables[table].signature for table in self._tables}
+        self._signatures = {table: info.tables[table].signature for table in self._target.tables}
         self._timeout_s, self._owns_client, self._client = timeout_s, owns_client, client
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -188,7 +187,7 @@ class ObserverLife:
     def __repr__(self) -> str:
         stats, address = self.stats(), "" if self._client is None else f" at {self._client.address}"
         counts = f"{stats.steps} steps, {stats.items} items, {stats.pending_items} pending"
-        return f"<{type(self).__name__} of {', '.join(self._tables)}{address}: {counts}>"
+        return f"<{type(self).__name__} of {', '.join(self._target.tables)}{address}: {counts}>"
 
     def __enter__(self) -> Any:
         return self
@@ -230,23 +229,21 @@ class ObserverLife:
 
     def _start(self, example: Any, *, is_spec: bool = False) -> Sender:
         """Take the layout from the first step or a spec, and make the sender. Asks no server."""
-        client, options, targets = self._check(None), self._options, self._targets
+        client, options, target = self._check(None), self._options, self._target
         structure = self._structure
         if structure is None:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         kinds = StepKinds(structure, options.last_row)
         layout = StepLayout(structure, store_flags=options.store_flags)
-        layout.check(targets, self._signatures)
+        layout.check(target, self._signatures)
         self._books = copy.deepcopy(self._books)  # an earlier sender that is still ending may change its books
         sender = Sender(
             client,
             layout,
-            targets,
+            target,
             options,
             self._books,
             num_envs=self._num_envs,
-            spans_episodes=self._spans_episodes,
-            max_steps=self._max_steps,
         )
         # Without `close`, a program must hang neither at garbage collection nor at the interpreter's end.
         self._finalizer = weakref.finalize(self, sender.end_soon, client.close if self._owns_client else lambda: None)
@@ -254,5 +251,5 @@ class ObserverLife:
         self._flatten, self._kinds = structure.flatten, kinds
         self._is_marked = self._is_marked or kinds.marks_ends
         self._num_before = self._last_stats.steps
-        self._structure, self._woken_for, self._sender = structure, -1, sender
+        self._structure, self._woken_for, self._sender = structure, None, sender
         return sender

@@ -8,17 +8,16 @@ Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`; docs/how-to/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from reverb_writer.arguments import check_priority, integer
-from reverb_writer.errors import SpecError
 from reverb_writer.keywords import takes
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer import Observer
 from reverb_writer.writing.stream_options import StreamKeywords, StreamOptions
-from reverb_writer.writing.window_kinds import Priority, WindowTarget, window_targets
+from reverb_writer.writing.window_target import Priority, WindowTarget
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,13 +30,12 @@ class WindowObserver(Observer):
     def __init__(
         self,
         replay: Any,
-        table: str | Sequence[str] | None = None,
-        sequence_length: int | None = None,
+        table: str | Sequence[str],
+        sequence_length: int,
         stride_length: int = 1,
         priority: Priority = 1.0,
         *,
         end_of_episode: EndOfEpisode | str = EndOfEpisode.DROP,
-        windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
         spec: Any = None,
         num_envs: int | None = None,
         **options: Unpack[StreamKeywords],
@@ -54,8 +52,6 @@ class WindowObserver(Observer):
                 this process has set so far in the tables, 1.0 at first. The observer's own thread calls the function
                 when it encodes the window; if the function fails, the window is lost and counted. The first is logged.
             end_of_episode: treatment of the last steps of an episode, see `EndOfEpisode`.
-            windows: further kinds of windows from the stream, each step stored once: a `WindowSpec` per table, or a
-                `WindowTarget` per name, with its own tables and priority. May replace the arguments above.
             spec: nest of array specs or arrays that the steps of one environment must fit; None for the
                 structure of the first step.
             num_envs: N, for environments that step together: leaves are [N, ...], and each environment has its own
@@ -67,15 +63,12 @@ class WindowObserver(Observer):
             StructureError: a table does not exist; names the tables that exist.
             ServerUnavailableError: no server answers within the time-out.
         """
-        is_given = [table is not None, sequence_length is not None]
-        if any(is_given) != all(is_given) or not (any(is_given) or windows):
-            raise SpecError(
-                f"`table` and `sequence_length` belong together, got {table!r} and {sequence_length!r}. Give both, "
-                "or `windows` alone."
-            )
-        window = None if sequence_length is None else WindowSpec(sequence_length, stride_length, end_of_episode)
-        targets = window_targets(table, window, priority, windows)
-        super().__init__(replay, targets, spec=spec, num_envs=num_envs, options=options)
+        length = integer(
+            "sequence_length", sequence_length, minimum=1, hint="An `EpisodeObserver` writes whole episodes."
+        )
+        window = WindowSpec(length, stride_length, end_of_episode)
+        target = WindowTarget(window, cast("tuple[str, ...]", table), priority, spans_episodes=self._spans_episodes)
+        super().__init__(replay, target, spec=spec, num_envs=num_envs, options=options)
 
 
 class TrajectoryObserver(WindowObserver):
@@ -145,8 +138,9 @@ class EpisodeObserver(Observer):
         """
         self._max_steps = integer("max_sequence_length", max_sequence_length, minimum=1)
         self._bypass = bypass_partial_episodes
-        targets = window_targets(table, WindowSpec.whole_episode(), priority)
-        super().__init__(replay, targets, spec=spec, num_envs=num_envs, options=options)
+        tables = cast("tuple[str, ...]", table)
+        target = WindowTarget(WindowSpec.whole_episode(), tables, priority, max_steps=self._max_steps)
+        super().__init__(replay, target, spec=spec, num_envs=num_envs, options=options)
 
     def update_priority(self, priority: float) -> None:
         """Set the priority of all episodes that have not ended yet.
@@ -157,6 +151,6 @@ class EpisodeObserver(Observer):
         """
         number = check_priority(priority)
         self._check(self._sender)
-        self._targets = tuple(replace(target, priority=number) for target in self._targets)
+        self._target = replace(self._target, priority=number)
         if self._sender is not None:
             self._mark(self._sender, number)

@@ -22,7 +22,7 @@ from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.encoders import Ready
 from reverb_writer.writing.stream_options import ObserverStats, StreamOptions
-from reverb_writer.writing.window_kinds import WindowKinds
+from reverb_writer.writing.window_target import WindowTarget
 
 _LOG = logging.getLogger(__package__)
 
@@ -92,8 +92,7 @@ class Outbox:
         """Make a destination per server of the client's target."""
         self._client, self._options, self._name = client, options, writer_name()
         self._cutter, self._books, self._post = cutter, cutter.books, post
-        self._ring, self._kinds = cutter.ring, cutter.kinds
-        self._drops_oldest, self._dropping = options.on_block == "drop_oldest", False
+        self._ring, self._target = cutter.ring, cutter.target
         self._num_episodes = 0
         self._shards: Sequence[Server] = ()
         self._destinations: dict[str, Destination] = {}  # by the shard's name
@@ -105,28 +104,28 @@ class Outbox:
     def is_enough(self) -> bool:
         """Whether enough is complete for a message."""
         cutter = self._cutter
-        enough = min(_REQUEST_ITEMS, max(self._least_limit // 2, 1))
+        enough = min(_REQUEST_ITEMS, self.part_of_limit(2))
         return cutter.num_unencoded >= enough or cutter.unsent_bytes >= _REQUEST_BYTES
 
     @property
     def is_half(self) -> bool:
         """Whether half of the items that may be in flight wait for full chunks: the server would run out of work."""
-        return self._cutter.num_unencoded >= max(self._least_limit // 2, 1)
+        return self._cutter.num_unencoded >= self.part_of_limit(2)
 
     def encode(self) -> None:
         """Encode the windows that are complete in chunks, and write them to their destinations."""
-        groups: dict[tuple[Destination, WindowKinds], list[Ready]] = {}  # a new priority makes a new WindowKinds
+        groups: dict[tuple[Destination, WindowTarget], list[Ready]] = {}  # a new priority makes a new target
         for ready in self._cutter.take_ready():
             destination = ready.episode.destination
             if destination is None:
                 destination = ready.episode.destination = self._choose(ready.num_items)
             destination.num_reserved += ready.num_items
-            groups.setdefault((destination, ready.kinds), []).append(ready)
+            groups.setdefault((destination, ready.target), []).append(ready)
         for (destination, _), group in groups.items():
             destination.num_reserved = 0
             self._write(destination, group)
         self._cutter.unsent_bytes = 0
-        if self._kinds.spans_episodes and len(self._destinations) > 1:
+        if self._target.spans_episodes and len(self._destinations) > 1:
             self._cutter.cut_long_streams(_SPANNING_ITEMS)
 
     def _write(self, destination: Destination, group: list[Ready]) -> None:
@@ -141,10 +140,6 @@ class Outbox:
             if request is not None:
                 flight.add(request)
             start = stop
-        while self._drops_oldest and self._room_of(destination) == 0 and flight.drop_oldest():
-            if not self._dropping:
-                self._dropping = True
-                _LOG.warning("%s: in-flight window full, oldest items are dropped.", destination.server.address)
 
     # ------------------------------------------------------------------------------------------------ back pressure
 
@@ -152,20 +147,20 @@ class Outbox:
     def _least_limit(self) -> int:
         return min(destination.limit.items for destination in self._all)
 
+    @property
     def num_rows_granted(self) -> int:
-        """Return the row below which steps may be written: the ring and the items in flight have room for them."""
-        num_envs = self._ring.num_envs
+        """Number of rows below which a call may be written: the ring has room for it."""
+        return self._cutter.first_needed + self._ring.size - self._ring.rows_per_call + 1
+
+    def num_items_granted(self) -> int:
+        """Return the number of items, as the observer counts them, below which a call may be written."""
         for destination in self._all:
             destination.limit.update(destination.delivery.flight.acknowledged)
-        limit = self._cutter.first_needed + self._ring.size - self._ring.rows_per_call + 1
-        if self._drops_oldest:
-            return limit
-        return min(limit, self._cutter.taken + self._kinds.rows_within(self._room(), num_envs))
+        return self._cutter.num_counted + self._room()
 
-    def num_rows_worth(self) -> int:
-        """Return the free rows that wake a waiting call: they complete about a quarter of the items in flight."""
-        rows = self._kinds.rows_within(max(self._least_limit // 4, 1), self._ring.num_envs)
-        return max(min(rows, self._ring.size // 4), 1)
+    def part_of_limit(self, parts: int) -> int:
+        """Return one of `parts` equal parts of the items that may be in flight, at least one item."""
+        return max(self._least_limit // parts, 1)
 
     def _room(self) -> int:
         """Return the number of further items that may be complete: the room of the fullest destination of an episode.
@@ -224,15 +219,13 @@ class Outbox:
         return left
 
     def _new_destination(self, server: Server) -> Destination:
-        limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
-        max_sent = limit.items / 2 if self._drops_oldest else math.inf  # a sent item cannot be dropped
+        limit = ItemLimit(self._options.max_in_flight_items, self._target.items_per_step * self._ring.num_envs)
         needed, counts = self._cutter.needed_chunks, self._books.counts
         delivery = Delivery(
             server.channel,
             self._post,
             counts,
             needed=needed,
-            max_sent_items=max_sent,
             max_kept_bytes=self._max_kept_bytes,
         )
         return Destination(server, delivery, limit)

@@ -1,11 +1,11 @@
 """The ring between an observer and its sender: one thread writes rows, another one reads them, without a lock.
 
     observer: copies a step's leaves into the next rows -> `head` advances by one assignment
-    sender:   reads rows below `head` -> seals chunks of rows -> `granted` bounds the observer's rows
+    sender:   reads rows below `head` -> seals chunks of rows -> `granted` bounds the observer's rows and items
 
 A row is one step of one environment. A call of N environments writes N rows, and up to N boundary rows. A mark stands
-between two rows. Only the observer assigns `head`, and only the sender assigns `granted`. So a call that an interrupt
-ends is either taken or not, never half.
+between two rows. The observer counts the items that its rows and marks complete. Only the observer assigns `head`, and
+only the sender assigns `granted`. So a call that an interrupt ends is either taken or not, never half.
 
 Source: Lamport 1977, Proving the correctness of multiprocess programs (one producer, one consumer).
 """
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.writing.step_kinds import START, Boundary, Kinds
+from reverb_writer.writing.window_target import WindowTarget
 
 _MAX_ROWS = 1024
 _MIN_ROWS = 4
@@ -55,9 +56,11 @@ class StepRing:
         rows_per_call: most rows that one call writes.
         head: progress of the observer, assigned only by it: the rows written so far; the steps of the open episode, or
             of the stream if windows span episodes, an integer or an array [N] that is never changed in place; the
-            marks written so far; and the state after the last row (`step_kinds`), an integer or an array [N].
-        granted: rows below this may be written; a call that begins below it is not split. Only the sender assigns it.
-        wake_at: the call that writes this row or a later one wakes the sender. Only the sender assigns it.
+            marks written so far; the state after the last row (`step_kinds`), an integer or an array [N]; and the items
+            completed so far.
+        granted, granted_items: a call may be written while fewer rows are written and fewer items complete; it is not
+            split. Only the sender assigns them.
+        wake_after: rows and items after which a call wakes the sender. Only the sender assigns it.
     """
 
     def __init__(
@@ -66,10 +69,9 @@ class StepRing:
         shapes: Sequence[tuple[int, ...]],
         num_envs: int | None,
         size: int,
-        *,
-        spans_episodes: bool,
+        target: WindowTarget,
     ) -> None:
-        """Allocate the rows; if windows span episodes, steps are counted across ends of episodes."""
+        """Allocate the rows, which complete windows of `target`."""
         self.size, self.num_envs = size, num_envs or 1
         self.rows_per_call = 2 * self.num_envs
         self.columns: list[npt.NDArray[Any]] = [
@@ -79,12 +81,12 @@ class StepRing:
         self.last, self.kinds = np.frombuffer(self._flags, np.bool_), np.frombuffer(self._kinds, np.uint8)
         self.envs = np.zeros(size, np.int32)
         self.marks: dict[int, tuple[int, Reset | float]] = {}
-        self.head: tuple[int, Any, int, Any] = (0, 0, 0, START)
+        self.head: tuple[int, Any, int, Any, int] = (0, 0, 0, START, 0)
         if num_envs is not None:
-            self.head = 0, np.zeros(num_envs, np.int64), 0, np.full(num_envs, START, np.uint8)
-        self.granted = 0
-        self.wake_at = 0
-        self._spans_episodes = spans_episodes
+            self.head = 0, np.zeros(num_envs, np.int64), 0, np.full(num_envs, START, np.uint8), 0
+        self.granted = self.granted_items = 0
+        self.wake_after: tuple[float, float] = (-1, -1)
+        self._target, self._spans_episodes = target, target.spans_episodes
 
     # ------------------------------------------------------------------------------------------ the observer's side
 
@@ -92,24 +94,28 @@ class StepRing:
         self, leaves: Sequence[Any], kind: int, state: int, boundary: Boundary | None = None, *, last: bool
     ) -> None:
         """Write a row of the only environment, and its boundary row; `last`: whether the episode ends with the row."""
-        written, num_steps, num_marks, _ = self.head
+        written, num_steps, num_marks, _, num_items = self.head
         row = written % self.size
         for column, leaf in zip(self.columns, leaves):  # noqa: B905  # equal in number, and the hottest line
             column[row] = leaf
         self._kinds[row], self._flags[row] = kind, last
-        count = 1
+        count, steps = 1, num_steps + 1
+        num_items += self._target.completed_by(steps)
         if boundary is not None:
             last_row = (written + 1) % self.size
             for column, leaf in zip(self.columns, boundary.leaves, strict=True):
                 column[last_row] = leaf
             self._kinds[last_row], self._flags[last_row] = state, last = boundary.kind, True
-            count = 2
-        steps = 0 if last and not self._spans_episodes else num_steps + count
-        self.head = written + count, steps, num_marks, state
+            count, steps = 2, num_steps + 2
+            num_items += self._target.completed_by(steps)
+        if last and not self._spans_episodes:
+            num_items += self._target.completed_by_end(steps)
+            steps = 0
+        self.head = written + count, steps, num_marks, state, num_items
 
     def write_block(self, columns: Sequence[Any], kinds: Kinds, state: int, *, last: bool = False) -> None:
         """Write rows of the only environment, at most `size`; `last`: whether the episode ends with the last one."""
-        written, num_steps, num_marks, _ = self.head
+        written, num_steps, num_marks, _, num_items = self.head
         num_rows = len(kinds)
         rows = self.rows(written, written + num_rows)
         for own, column in zip(self.columns, columns, strict=True):
@@ -117,8 +123,12 @@ class StepRing:
         self.kinds[rows] = kinds
         self.last[rows] = False
         self._flags[(written + num_rows - 1) % self.size] = last
-        steps = 0 if last and not self._spans_episodes else num_steps + num_rows
-        self.head = written + num_rows, steps, num_marks, state
+        steps = num_steps + num_rows
+        num_items += self._target.num_items(steps) - self._target.num_items(num_steps)
+        if last and not self._spans_episodes:
+            num_items += self._target.completed_by_end(steps)
+            steps = 0
+        self.head = written + num_rows, steps, num_marks, state, num_items
 
     def write_envs(
         self,
@@ -134,7 +144,7 @@ class StepRing:
 
         Leaves [N, ...], kinds, states and `last` [N] are of all environments.
         """
-        written, counts, num_marks, before = self.head
+        written, counts, num_marks, before, num_items = self.head
         counts, after = counts.copy(), np.array(states, np.uint8)
         if len(env_ids) != len(counts):
             after = before.copy()
@@ -150,25 +160,44 @@ class StepRing:
                 column[rows] = leaf if is_all else leaf[ids]
             self.kinds[rows], self.last[rows], self.envs[rows] = of_kinds[ids], is_last[ids], ids
             counts[ids] += 1
-            if not self._spans_episodes:
-                counts[ids[is_last[ids]]] = 0
+            num_items += self._target.completed_by_each(counts[ids])
+            if not self._spans_episodes and len(ended := ids[is_last[ids]]):
+                num_items += sum(map(self._target.completed_by_end, counts[ended].tolist()))
+                counts[ended] = 0
             written += len(ids)
-        self.head = written, counts, num_marks, after
+        self.head = written, counts, num_marks, after, num_items
 
     def mark(self, mark: Reset | float) -> None:
         """Write a mark; the next mark overwrites it if an interrupt comes before `head` is assigned.
 
         A number is the priority of the whole episodes that end after it.
         """
-        written, num_steps, num_marks, state = self.head
+        written, num_steps, num_marks, state, num_items = self.head
         self.marks[num_marks] = (written, mark)
         if isinstance(mark, Reset):
+            ended = list(dict.fromkeys(mark.env_ids))
+            if not mark.discard:
+                counts = [num_steps] if isinstance(num_steps, int) else num_steps[ended].tolist()
+                num_items += sum(self._target.completed_by_end(count, align=True) for count in counts)
             if isinstance(num_steps, int):
                 num_steps, state = 0, START
             else:
                 num_steps, state = num_steps.copy(), state.copy()
-                num_steps[list(mark.env_ids)], state[list(mark.env_ids)] = 0, START
-        self.head = (written, num_steps, num_marks + 1, state)
+                num_steps[ended], state[ended] = 0, START
+        self.head = (written, num_steps, num_marks + 1, state, num_items)
+
+    def free_steps(self) -> int:
+        """Return how many steps of the only environment may be written at once; zero or less if the next one waits."""
+        written, num_steps, _, _, num_items = self.head
+        if num_items >= self.granted_items:
+            return 0
+        return min(self.granted - written, self._target.steps_until(self.granted_items - num_items, num_steps))
+
+    def due(self) -> tuple[float, float] | None:
+        """Return `wake_after` if what is written has passed it, None otherwise."""
+        written, _, _, _, num_items = self.head
+        wake_after = self.wake_after  # read once, because the sender may assign it at any time
+        return wake_after if written > wake_after[0] or num_items > wake_after[1] else None
 
     # -------------------------------------------------------------------------------------------- the sender's side
 

@@ -31,7 +31,7 @@ from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.ring import StepRing, ring_rows
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
-from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_length_for
+from reverb_writer.writing.window_target import WindowTarget, chunk_length_for
 
 _LOG = logging.getLogger(__package__)
 
@@ -56,13 +56,11 @@ class Sender:
         self,
         client: Client,
         layout: StepLayout,
-        targets: Sequence[WindowTarget],
+        target: WindowTarget,
         options: StreamOptions,
         books: Books,
         *,
         num_envs: int | None,
-        spans_episodes: bool,
-        max_steps: int | None,
     ) -> None:
         """Make the ring, the cutter, the outbox and a thread, which starts with the first work; count in `books`."""
         self.is_ended = False
@@ -80,22 +78,20 @@ class Sender:
         self._at_end: Callable[[], None] = lambda: None
         self._thread = LateThread(self._run, "reverb-writer_send")
 
-        specs, count = [target.spec for target in targets], num_envs or 1
+        count = num_envs or 1
         columns = zip(layout.dtypes, layout.shapes, strict=True)
         row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
-        chunk_length = options.chunk_length or chunk_length_for(specs, row_bytes)
+        chunk_length = options.chunk_length or chunk_length_for(target.spec, row_bytes)
         size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
         chunk_length = min(chunk_length, max(size // (2 * count), 1))
         structure = layout.structure
-        self.ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, spans_episodes=spans_episodes)
-        kinds = WindowKinds(targets, spans_episodes=spans_episodes)
+        self.ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, target)
 
         def largest_priority(tables: Sequence[str]) -> float:
             return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)
 
-        has_functions = any(callable(target.priority) for target in targets)
-        encoder = Encoder(self.ring, layout, books, largest_priority, keeps_columns=has_functions)
-        self._cutter = Cutter(encoder, kinds, chunk_length, max_steps or math.inf)
+        encoder = Encoder(self.ring, layout, books, largest_priority, keeps_columns=callable(target.priority))
+        self._cutter = Cutter(encoder, target, chunk_length)
         self._outbox = Outbox(client, options, self._cutter, self.post)
         self._stats = self._outbox.stats()
         self._grant()
@@ -179,7 +175,7 @@ class Sender:
         self._outbox.check_shards()  # before new rows are taken, because they belong to no cut episode
         is_look = now >= self._look_at
         # A confirmation alone is no reason to take rows: with few rows, a turn costs more than the rows.
-        if is_look or self._is_idle or self._waits or self.ring.head[0] > self.ring.wake_at:
+        if is_look or self._is_idle or self._waits or self.ring.due():
             self._cutter.take()
         is_look = is_look or (self._is_idle and self._cutter.has_new)
         if is_look:
@@ -220,15 +216,16 @@ class Sender:
             self._look_at = min(self._late_at, now + _LOOK_S)
 
     def _watch_ring(self) -> None:
-        """Set the row that wakes the thread."""
+        """Set the row and the item that wake the thread."""
         taken = self._cutter.taken
         if self._is_idle:
-            self.ring.wake_at = taken
-            if self.ring.head[0] != taken:  # a row was written before `wake_at` was set
+            self.ring.wake_after = taken, math.inf
+            if self.ring.head[0] != taken:  # a row was written before `wake_after` was set
                 self._look_at = 0.0
         else:
             rows = max(_WAKE_ROWS, _WAKE_CALLS * self.ring.num_envs)
-            self.ring.wake_at = taken + min(rows, 2 * self._outbox.num_rows_worth()) - 1
+            num_items = self._cutter.num_counted + self._outbox.part_of_limit(2)
+            self.ring.wake_after = taken + rows - 1, num_items - 1
 
     def _is_urgent(self) -> bool:
         """Whether a call waits for windows that are complete and not sent."""
@@ -243,11 +240,12 @@ class Sender:
             self._outbox.encode()
 
     def _grant(self) -> None:
-        """Set the bound of rows that may be written; it never falls, because a call may have read it."""
+        """Set the bounds of rows and items; the rows' never falls, because a call may have read it."""
         if self._is_closing or self._outbox.fault is not None or self.is_ended:
             self.ring.granted = -1
         else:
-            self.ring.granted = max(self.ring.granted, self._outbox.num_rows_granted())
+            self.ring.granted = max(self.ring.granted, self._outbox.num_rows_granted)
+            self.ring.granted_items = self._outbox.num_items_granted()
 
     # ------------------------------------------------------------------------------------------------ waiting calls
 
@@ -292,13 +290,15 @@ class Sender:
     def _has_room(self, wait: Wait) -> bool:
         """Return whether a waiting step may be written.
 
-        If only few rows are free, it waits two more milliseconds for confirmations that free many: to wake the caller's
+        If there is little room, it waits two more milliseconds for confirmations that make much: to wake the caller's
         thread for each row costs more than the rows.
         """
-        num_rows = self.ring.granted - wait.row
-        has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=num_rows > 0)
-        is_worth = has_waited or num_rows >= self._outbox.num_rows_worth() or not self._outbox.num_written
-        return num_rows > 0 and is_worth
+        written, *_, num_items = self.ring.head
+        num_rows, num_items = self.ring.granted - written, self.ring.granted_items - num_items
+        has_room = num_rows > 0 and num_items > 0
+        is_much = num_rows >= self.ring.size // 4 and num_items >= self._outbox.part_of_limit(4)
+        has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=has_room)
+        return has_room and (has_waited or is_much or not self._outbox.num_written)
 
     def _answer(self, wait: Wait, error: Exception | None) -> None:
         self._waits.remove(wait)

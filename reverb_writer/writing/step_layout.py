@@ -15,7 +15,7 @@ from reverb_writer.rows import PADDING
 from reverb_writer.rows.kinds import FLAGS
 from reverb_writer.steps import StepStructure
 from reverb_writer.windows import EndOfEpisode
-from reverb_writer.writing.window_kinds import WindowTarget
+from reverb_writer.writing.window_target import WindowTarget
 
 STORED_FLAGS: Final[Mapping[str, Callable[[Any], Any]]] = {**FLAGS, "mask": lambda kinds: (kinds & PADDING) == 0}
 """The leaves that `store_flags` adds, and their values by the kinds of the rows."""
@@ -61,17 +61,14 @@ class StepLayout:
         given = dict(zip(self.structure.paths, columns, strict=True))
         return [given[path] if path in given else self._flags[path](kinds) for path in self.paths]
 
-    def check(self, targets: Sequence[WindowTarget], signatures: Mapping[str, Any]) -> None:
+    def check(self, target: WindowTarget, signatures: Mapping[str, Any]) -> None:
         """Raise `StructureError` if Reverb cannot store a column, or a window does not match its table's signature."""
         for dtype, path in zip(self.dtypes, self.paths, strict=True):
             try:
                 tensors.dtype_number(dtype)
             except StructureError as error:
                 raise StructureError(f"leaf `{path}`: {error}") from None
-        for target in targets:
-            for table in target.tables:
-                if (signature := signatures[table]) is not None:
-                    length, is_cut = target.spec.sequence_length, target.spec.end_of_episode is EndOfEpisode.TRUNCATE
-                    check_signature(
-                        table, signature, self.paths, self.dtypes, self.shapes, length=length, is_cut=is_cut
-                    )
+        length, is_cut = target.spec.sequence_length, target.spec.end_of_episode is EndOfEpisode.TRUNCATE
+        for table in target.tables:
+            if (signature := signatures[table]) is not None:
+                check_signature(table, signature, self.paths, self.dtypes, self.shapes, length=length, is_cut=is_cut)

@@ -14,7 +14,7 @@ from reverb_writer.rows import LastRow
 from reverb_writer.rows.layouts import checked_last_row
 from reverb_writer.scalars import Scalars
 
-OnBlock = Literal["wait", "raise", "drop_oldest"]
+OnBlock = Literal["wait", "raise"]
 
 
 class StreamKeywords(TypedDict, total=False):
@@ -50,8 +50,7 @@ class StreamOptions:
         max_kept_bytes: bytes of confirmed items that are kept until a checkpoint of the server has them, or their table
             has removed them. A restarted server gets them again. If they need more memory, the oldest are released and
             counted; no step waits for them. 0 to keep none.
-        on_block: action of a step without room: "wait" while there is progress, "raise" at once, or "drop_oldest" to
-            drop the oldest items that are not sent.
+        on_block: action of a step without room: "wait" while there is progress, or "raise" at once.
         chunk_length: steps in a chunk, at most 16,383; None for a length that suits the windows.
         patience_s: seconds without a confirmation and without an answer after which the observer gives up one of
             several servers: it drops and counts the unconfirmed items, and sends the next episodes to other servers.
@@ -92,8 +91,8 @@ class StreamOptions:
         for name, maximum in bounds.items():
             if (number := getattr(self, name)) is not None:
                 integer(name, number, minimum=1, maximum=maximum)
-        if self.on_block not in ("wait", "raise", "drop_oldest"):
-            raise SpecError(f"`on_block` must be 'wait', 'raise' or 'drop_oldest', got {self.on_block!r}.")
+        if self.on_block not in ("wait", "raise"):
+            raise SpecError(f"`on_block` must be 'wait' or 'raise', got {self.on_block!r}.")
         check_timeout(self.patience_s, "patience_s")
         check_timeout(self.max_delay_s, "max_delay_s")
         if self.timeout_s is not None:
@@ -115,8 +114,8 @@ class ObserverStats(Scalars):
         acknowledged_items: items that the server has confirmed.
         pending_items: items that the server has not confirmed yet.
         pending_bytes: memory of pending items that are encoded, in bytes.
-        dropped_items: items that were given up: by `on_block="drop_oldest"`, with a lost shard, at the time-out of
-            `close`, or because a priority function failed.
+        dropped_items: items that were given up: with a lost shard, at the time-out of `close`, or because a priority
+            function failed.
         dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
             After the end of its episode, steps taken = steps in a window + steps dropped, for each kind.
         blocked_s: seconds that calls have waited.

@@ -34,6 +34,7 @@ SMALL_EPISODES = (3, 1, 6, 4, 9, 2)
 
 
 def observed(place: Place, spec: rw.WindowSpec, tables: Any = "a", /, **options: Any) -> rw.TrajectoryObserver:
+    assert spec.sequence_length is not None
     return rw.TrajectoryObserver(
         place.client, tables, spec.sequence_length, spec.stride_length, end_of_episode=spec.end_of_episode, **options
     )

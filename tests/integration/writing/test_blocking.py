@@ -262,33 +262,9 @@ def test_time_out_of_a_flush_is_kept_although_items_are_confirmed(server: Hosted
                 observer.flush(timeout_s=2.5)
 
 
-def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -> None:
-    with observed(server, timeout_s=LONG_S, on_block="drop_oldest") as observer:
-        for number in range(10):
-            write(observer, number)
-        eventually(lambda: observer.stats().acknowledged_items == ADMITTED, "the queue is full")
-        for number in range(10, 5000):
-            write(observer, number)
-            if number % 50 == 0:
-                time.sleep(0.001)
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            observer.flush(timeout_s=0.5)
-        stats = observer.stats()
-        assert stats.items == 5000 == stats.acknowledged_items + stats.pending_items + stats.dropped_items
-        assert stats.acknowledged_items == ADMITTED
-        assert stats.blocked_s < FAR_TOO_LONG_S
-        delivered = take(server, 5000 - stats.dropped_items)
-        observer.flush()
-        assert observer.stats().dropped_items == stats.dropped_items
-    assert delivered == sorted(set(delivered))
-    assert delivered[:10] == list(range(10))
-    assert delivered[-10:] == list(range(4990, 5000))
-
-
 def test_blocked_table_is_the_one_that_is_named(serve: Serve) -> None:
     client = serve(rw.TableConfig("free"), rw.TableConfig.queue("queue", 10))
-    windows: dict[str, Any] = {"free": rw.WindowSpec(1), "queue": rw.WindowSpec(1)}
-    with rw.TrajectoryObserver(client, windows=windows, max_delay_s=0.05) as observer:
+    with rw.TrajectoryObserver(client, ["free", "queue"], 1, max_delay_s=0.05) as observer:
         for number in range(12):
             write(observer, number)
         eventually(lambda: observer.stats().acknowledged_items >= 20, "the queue is full")
@@ -415,18 +391,6 @@ def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, name: str, lim
             assert stats.steps == length + (ADMITTED + limit - 1) * stride
         if name == "episodes":
             assert stats.episodes == ADMITTED + limit
-
-
-@contents
-@pytest.mark.parametrize("limit", [20, 400])
-def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
-    windows: Any = {"queue": rw.WindowSpec(2, 1), "other": rw.WindowSpec(5, 3)}
-    options: Any = {"windows": windows, "max_in_flight_items": limit, "timeout_s": CONFIRMED_S, "chunk_length": 7}
-    with leaving(rw.TrajectoryObserver(server.address, **options)) as observer:
-        stats = write_until_full(observer, limit)
-        # Reverb stops a stream at the first table that is full.
-        assert ADMITTED <= stats.acknowledged_items <= 2 * ADMITTED
-        assert limit <= stats.pending_items <= limit + 1
 
 
 @contents

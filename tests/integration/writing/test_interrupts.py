@@ -102,7 +102,6 @@ KINDS: dict[str, tuple[Any, rw.WindowSpec]] = {
     "tile": trajectories(2, 1, "tile", chunk_length=2),
     "align_end": trajectories(3, 3, "align_end"),
     "function": trajectories(3, 2, "cover", priority=sum_of_window),
-    "drop_oldest": trajectories(2, on_block="drop_oldest", max_in_flight_items=100_000),
     "episode": (
         functools.partial(rw.EpisodeObserver, table="a", max_sequence_length=20),
         rw.WindowSpec.whole_episode(),
@@ -209,7 +208,7 @@ class Caller:
         found = {sample.info.key: sample for sample in place.client.sample("a", stats.items)}.values()
         assert [sample.data["observation"].tolist() for sample in found] == self.windows
         assert len(found) == stats.items == stats.acknowledged_items
-        if self.observer._targets[0].priority is sum_of_window:
+        if self.observer._target.priority is sum_of_window:
             assert all(sample.info.priority == sample.data["observation"].sum() for sample in found)
 
     def _end(self, windows: Any) -> None:

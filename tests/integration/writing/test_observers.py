@@ -40,13 +40,18 @@ def test_steps_tell_the_end_of_their_episode_unless_the_caller_knows_better(plac
     assert place.column("a", 1) == [[1, 2], [2, 3], [4, 5], [7, 8]]
 
 
-def test_targets_have_tables_and_priorities_of_their_own(place: Place) -> None:
-    windows = {
-        "a": rw.WindowTarget(rw.WindowSpec(3), priority=2.5),
-        "long": rw.WindowTarget(rw.WindowSpec(4, 4, "cover"), ("a", "b"), lambda window: window["n"].sum()),
-    }
-    with rw.TrajectoryObserver(place.client, "b", 2, priority=0.5, windows=windows) as observer:
-        feed(observer, [5])
+def test_tables_of_an_observer_get_the_same_windows_and_observers_have_priorities_of_their_own(place: Place) -> None:
+    def total(window: Any) -> float:
+        return float(window["n"].sum())
+
+    client = place.client
+    with (
+        rw.TrajectoryObserver(client, "b", 2, priority=0.5) as short,
+        rw.TrajectoryObserver(client, "a", 3, priority=2.5) as middle,
+        rw.TrajectoryObserver(client, ["a", "b"], 4, 4, total, end_of_episode="cover") as longest,
+    ):
+        for observer in (short, middle, longest):
+            feed(observer, [5])
     found = {
         table: sorted((sample.data[0].tolist(), sample.info.priority) for sample in read(place.client, table))
         for table in ("a", "b")
@@ -130,19 +135,10 @@ def test_leaves_are_copied(place: Place) -> None:
     assert [item.info.priority for item in items] == [6, 10]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "missing"),
-    [
-        ({"table": ["a", "d", "c"], "sequence_length": 2}, "`c`, `d`"),
-        ({"windows": {"a": rw.WindowSpec(1), "c": rw.WindowSpec(2)}}, "`c`"),
-    ],
-)
-def test_unknown_table_is_found_at_once_with_the_tables_that_there_are(
-    place: Place, arguments: dict[str, Any], missing: str
-) -> None:
+def test_unknown_tables_are_found_at_once_with_the_tables_that_there_are(place: Place) -> None:
     with pytest.raises(rw.errors.StructureError) as refusal:
-        rw.TrajectoryObserver(place.client, **arguments)
-    assert str(refusal.value) == f"table {missing} is not on the server at {place.address}; it has `a`, `b`."
+        rw.TrajectoryObserver(place.client, ["a", "d", "c"], 2)
+    assert str(refusal.value) == f"table `c`, `d` is not on the server at {place.address}; it has `a`, `b`."
 
 
 SIGNATURE = {"x": spec_of((None, 2), np.float32), "y": {"z": spec_of((None,), np.int64)}}

@@ -26,7 +26,7 @@ from reverb_writer.writing.ring import Reset, StepRing
 from reverb_writer.writing.step_kinds import Boundary
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget
+from reverb_writer.writing.window_target import WindowTarget
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`stride_length`"),
@@ -55,14 +55,12 @@ class Item(NamedTuple):
 class Config(NamedTuple):
     """An observer."""
 
-    targets: tuple[WindowTarget, ...]
+    target: WindowTarget
     num_envs: int | None
-    spans_episodes: bool
     has_boundary: bool
     store_flags: bool
     chunk_length: int
     ring_size: int
-    max_steps: int | None
 
 
 Operation = tuple[str, Any]
@@ -78,52 +76,47 @@ class Oracle:
         self.config = config
         self.items: dict[str, list[Item]] = collections.defaultdict(list)  # by table and environment
         self.num_items = self.num_dropped = self.num_failed = 0
-        self._priorities = [target.priority for target in config.targets]
+        self._priority = config.target.priority
         count = config.num_envs or 1
         self._episodes: list[list[tuple[int, int]]] = [[] for _ in range(count)]  # numbers and kinds of rows
-        self._known = [[0] * len(config.targets) for _ in range(count)]  # windows complete so far
+        self._known = [0] * count  # windows complete so far
 
     def step(self, env: int, number: int, kind: int, *, last: bool) -> None:
         episode = self._episodes[env]
         episode.append((number, kind))
-        if not self._is_too_long(env):
-            for index, target in enumerate(self.config.targets):
-                if target.spec.sequence_length is not None:
-                    self._complete(env, index, target.spec.spanning_windows(len(episode)))
-        if last and not self.config.spans_episodes:
+        target = self.config.target
+        if target.spec.sequence_length is not None:
+            self._complete(env, target.spec.spanning_windows(len(episode)))
+        if last and not target.spans_episodes:
             self.end(env)
 
     def end(self, env: int, *, align: bool = False, discard: bool = False) -> None:
         n = len(self._episodes[env])
-        for index, target in enumerate(self.config.targets):
-            spec, length = target.spec, target.spec.sequence_length
-            if self._is_too_long(env):
-                windows = []
-            elif discard:
-                windows = [] if length is None else spec.spanning_windows(n)
-            else:
-                windows = spec.windows(n)
-                if align and length and spec.end_of_episode is EndOfEpisode.DROP and n >= length:
-                    windows = sorted({*windows, (n - length, n)})
-            self._complete(env, index, windows)
-            covered = set().union(*(range(*window) for window in windows))
-            self.num_dropped += len(set(range(n)) - covered)
-        self._episodes[env], self._known[env] = [], [0] * len(self.config.targets)
+        spec, length = self.config.target.spec, self.config.target.spec.sequence_length
+        if n > self.config.target.max_steps:
+            windows = []
+        elif discard:
+            windows = [] if length is None else spec.spanning_windows(n)
+        else:
+            windows = spec.windows(n)
+            if align and length and spec.end_of_episode is EndOfEpisode.DROP and n >= length:
+                windows = sorted({*windows, (n - length, n)})
+        self._complete(env, windows)
+        covered = set().union(*(range(*window) for window in windows))
+        self.num_dropped += len(set(range(n)) - covered)
+        self._episodes[env], self._known[env] = [], 0
 
     def new_priority(self, priority: float) -> None:
-        self._priorities = [priority] * len(self._priorities)
+        self._priority = priority
 
-    def _is_too_long(self, env: int) -> bool:
-        return self.config.max_steps is not None and len(self._episodes[env]) > self.config.max_steps
-
-    def _complete(self, env: int, index: int, windows: Sequence[tuple[int, int]]) -> None:
-        new = windows[self._known[env][index] :]
-        self._known[env][index] = len(windows)
-        target, n = self.config.targets[index], len(self._episodes[env])
+    def _complete(self, env: int, windows: Sequence[tuple[int, int]]) -> None:
+        new = windows[self._known[env] :]
+        self._known[env] = len(windows)
+        target, n = self.config.target, len(self._episodes[env])
         for start, stop in new:
             steps = [number for number, _ in self._episodes[env][start:stop]]
             kinds = [kind for _, kind in self._episodes[env][start:stop]]
-            priority: Any = self._priorities[index]
+            priority: Any = self._priority
             self.num_items += len(target.tables)
             if callable(priority):
                 priority = sum(steps) / len(steps)
@@ -209,20 +202,18 @@ class Writer:
         example = {"n": np.zeros(shape, np.int64), "pair": np.zeros((*shape, 2), np.float64)}
         structure = StepStructure(example, batch_size=config.num_envs)
         layout = StepLayout(structure, store_flags=config.store_flags)
-        size, spans = config.ring_size, config.spans_episodes
-        self.ring = StepRing(structure.dtypes, structure.shapes, config.num_envs, size, spans_episodes=spans)
-        self.kinds = kinds = WindowKinds(config.targets, spans_episodes=spans)
-        has_functions = any(callable(target.priority) for target in config.targets)
-        self.encoder = Encoder(self.ring, layout, self.books, lambda _: 1.0, keeps_columns=has_functions)
+        size, target = config.ring_size, config.target
+        self.ring = StepRing(structure.dtypes, structure.shapes, config.num_envs, size, target)
+        keeps_columns = callable(target.priority)
+        self.encoder = Encoder(self.ring, layout, self.books, lambda _: 1.0, keeps_columns=keeps_columns)
         length = min(config.chunk_length, max(size // (2 * self.num_envs), 1))
-        most = math.inf if config.max_steps is None else config.max_steps
-        self.cutter = Cutter(self.encoder, kinds, length, most)
+        self.cutter = Cutter(self.encoder, target, length)
         self.flight = InFlight(self.cutter.needed_chunks)
         self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
         self._counted: set[int] = set()  # chunks
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
         self._begins = [True] * self.num_envs  # whether the next row is the first of its episode
-        self._budget: tuple[int, int, int] | None = None
+        self._is_cut = False
 
     # The observer's side.
 
@@ -257,7 +248,7 @@ class Writer:
                 self.oracle.step(env, self._next[env], LAST | TERMINAL, last=True)
                 self._next[env] += 1
             self._begins[env] = last[env]
-        self._check_budget()
+        self._check_count()
 
     def _rows(self, offset: int) -> list[Any]:
         numbers = np.array(self._next, np.int64) + offset
@@ -265,8 +256,7 @@ class Writer:
 
     def block(self, num_steps: int) -> None:
         """Write steps of the only environment at once, as many as are granted."""
-        most = self.config.max_steps
-        if self.config.num_envs is not None or (most is not None and self.ring.head[1] + num_steps > most):
+        if self.config.num_envs is not None or self.ring.head[1] + num_steps > self.config.target.max_steps:
             return
         self._make_room()
         count = min(num_steps, self._granted() - self.ring.head[0])
@@ -279,13 +269,16 @@ class Writer:
             self.oracle.step(0, number, kind, last=False)
         self._next[0] += count
         self._begins[0] = False
-        self._budget = None
+        self._check_count()
 
     def reset(self, env_ids: Sequence[int], *, discard: bool) -> None:
+        if not env_ids:
+            return
         self._mark(Reset(env_ids, discard))
         for env in env_ids:
             self._begins[env] = True
             self.oracle.end(env, align=not discard, discard=discard)
+        self._check_count()
 
     def leave(self, env_ids: Sequence[int]) -> None:
         """Lose the shard of some episodes: what is complete and not encoded goes to another shard."""
@@ -294,18 +287,17 @@ class Writer:
         for env in env_ids:
             self.cutter.episodes[env].destination = lost
         self.cutter.leave([lost], "lost_shard")
-        self._budget = None
+        self._is_cut = True
         for env in env_ids:
             self.oracle.end(env, align=False, discard=True)
 
     def new_priority(self, priority: float) -> None:
-        if all(target.spec.sequence_length is None for target in self.config.targets):
+        if self.config.target.spec.sequence_length is None:
             self._mark(priority)
             self.oracle.new_priority(priority)
 
     def _mark(self, mark: Any) -> None:
         self.ring.mark(mark)
-        self._budget = None
 
     def _granted(self) -> int:
         return self.cutter.first_needed + self.config.ring_size - self.ring.rows_per_call + 1
@@ -315,16 +307,10 @@ class Writer:
             self.take()
         assert self.ring.head[0] < self._granted(), "the ring always has room again"
 
-    def _check_budget(self) -> None:
-        """Until the last row that `rows_within` allows, the items stay below the number that it was asked for."""
-        if self._budget is not None:
-            last_row, num_items, room = self._budget
-            if self.ring.head[0] < last_row:
-                assert self.oracle.num_items - num_items < room
-
-    def budget(self, room: int) -> None:
-        rows = self.kinds.rows_within(room, self.num_envs)
-        self._budget = self.ring.head[0] + rows, self.oracle.num_items, room
+    def _check_count(self) -> None:
+        """The observer counts the items that are complete, unless the sender has cut an episode."""
+        if not self._is_cut:
+            assert self.ring.head[4] == self.oracle.num_items
 
     # The sender's side.
 
@@ -333,7 +319,7 @@ class Writer:
         assert self.books.counts["items"] + self.cutter.num_unencoded == self.oracle.num_items
 
     def encode(self) -> None:
-        for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.kinds):
+        for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.target):
             request = self.encoder.request(list(group))
             if request is not None:
                 self._check_request(request)
@@ -436,7 +422,6 @@ OPERATIONS = st.lists(
     | st.tuples(st.just("reset"), st.tuples(SOME, st.booleans()))
     | st.tuples(st.just("leave"), st.tuples(SOME))
     | st.tuples(st.just("new_priority"), st.tuples(st.sampled_from([2.0, 3.0])))
-    | st.tuples(st.just("budget"), st.tuples(st.integers(1, 60)))
     | st.tuples(SENDING, st.just(())),
     max_size=40,
 )
@@ -444,27 +429,23 @@ OPERATIONS = st.lists(
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
-    windows = draw(st.lists(st.tuples(SPECS, st.integers(1, 2), PRIORITIES), min_size=1, max_size=3))
-    targets = tuple(
-        WindowTarget(spec, tuple(f"{number}{letter}" for letter in "ab"[:num_tables]), priority)
-        for number, (spec, num_tables, priority) in enumerate(windows)
-    )
+    spec, tables = draw(SPECS), tuple("ab"[: draw(st.integers(1, 2))])
+    is_episode = spec.sequence_length is None
+    spans_episodes = draw(st.booleans()) and not is_episode
+    max_steps = draw(st.just(math.inf) | st.integers(1, 12)) if is_episode else math.inf
+    target = WindowTarget(spec, tables, draw(PRIORITIES), spans_episodes, max_steps)
     num_envs = draw(st.none() | st.integers(1, 4))
-    are_episodes = all(spec.sequence_length is None for spec, _, _ in windows)
-    spans_episodes = draw(st.booleans()) and not are_episodes
     return Config(
-        targets,
+        target,
         num_envs,
-        spans_episodes,
         draw(st.booleans()),
         draw(st.booleans()),
         draw(st.integers(1, 9)),
         draw(st.integers(4, 30)) * (num_envs or 1),
-        draw(st.none() | st.integers(1, 12)) if are_episodes and len(windows) == 1 else None,
     )
 
 
-PLAIN: Any = {"spans_episodes": False, "has_boundary": False, "store_flags": False, "max_steps": None}
+PLAIN: Any = {"has_boundary": False, "store_flags": False}
 
 
 @settings(max_examples=150)
@@ -476,8 +457,7 @@ def test_items_are_the_windows_of_the_closed_form(config: Config, operations: li
 
 
 def test_chunks_of_an_ended_episode_are_kept_until_its_last_windows_are_sent() -> None:
-    targets = (WindowTarget(WindowSpec(2), ("a",), 1.0),)
-    writer = Writer(Config(targets, None, chunk_length=1, ring_size=16, **PLAIN))
+    writer = Writer(Config(WindowTarget(WindowSpec(2), ("a",)), None, chunk_length=1, ring_size=16, **PLAIN))
     for _ in range(2):  # two requests in the queue; the second one has the chunk of step 3
         writer.step([0], [False])
         writer.step([0], [False])
@@ -492,8 +472,7 @@ def test_chunks_of_an_ended_episode_are_kept_until_its_last_windows_are_sent() -
 
 
 def test_no_more_environments_are_sealed_than_needed() -> None:
-    targets = (WindowTarget(WindowSpec(1), ("a",), 1.0),)
-    writer = Writer(Config(targets, 4, chunk_length=9, ring_size=99, **PLAIN))
+    writer = Writer(Config(WindowTarget(WindowSpec(1), ("a",)), 4, chunk_length=9, ring_size=99, **PLAIN))
     writer.step(range(4), [False] * 4)
     writer.send_fullest()
     assert writer.cutter.num_unencoded == 2

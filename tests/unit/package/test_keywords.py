@@ -21,7 +21,7 @@ RETURNS = ["rewards", "values", "gamma", "discounts", "continues", "next_values"
 @pytest.mark.parametrize(
     ("of", "keywords"),
     [
-        (rw.TrajectoryObserver.__init__, [*STREAM, "windows"]),
+        (rw.TrajectoryObserver.__init__, [*STREAM]),
         (rw.SequenceObserver.__init__, STREAM),
         (rw.EpisodeObserver.__init__, [*STREAM, "max_sequence_length"]),
         (rw.ReplayDataset.__init__, [*READING, "collate"]),

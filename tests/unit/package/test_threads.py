@@ -109,7 +109,7 @@ def test_room_that_is_gone_again_is_not_looked_for(monkeypatch: pytest.MonkeyPat
     """The sender would look for it without a pause, for as long as a rate limiter blocks."""
     now = 100.0
     monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now))
-    wait = waits.Wait("room", 60.0, row=5)
+    wait = waits.Wait("room", 60.0)
     assert not wait.had_room_for(0.002, has_room=True)
     assert wait.left_s() == pytest.approx(0.002)
     now += 0.01

@@ -38,13 +38,14 @@ RULES = [
 ]
 
 
+def first_number(window: Any) -> float:
+    return float(window["n"][0]) + 0.5
+
+
 def write(address: str) -> None:
     """Write windows that share chunks to all tables but one, more to `replay` than it holds; sample and change some."""
-    windows = {
-        name: rw.WindowTarget(rw.WindowSpec(3), (name,), lambda window: float(window["n"][0]) + 0.5)
-        for name in ("replay", "heap", "queue", "stack")
-    }
-    with rw.TrajectoryObserver(address, windows=windows, chunk_length=4) as observer:
+    tables = ["replay", "heap", "queue", "stack"]
+    with rw.TrajectoryObserver(address, tables, 3, priority=first_number, chunk_length=4) as observer:
         for number in range(40):
             step = {"n": np.int64(number), "frame": np.full(5, number, np.uint8)}
             observer(step, end_of_episode=number % 20 == 19)
@@ -210,15 +211,15 @@ def folders(tmp_path: Path, num_shards: int) -> list[Path]:
 
 def write_episode(address: str, first: int, num_steps: int) -> None:
     """Write an episode of numbers: windows of three, each with the priority first + 0.5, and the whole of it."""
-    targets = {
-        "windows": rw.WindowTarget(rw.WindowSpec(3), ("replay",), lambda window: float(window["n"][0]) + 0.5),
-        "whole": rw.WindowTarget(rw.WindowSpec.whole_episode(), ("episodes",), 2.0),
-    }
-    with rw.TrajectoryObserver(address, windows=targets, chunk_length=4) as observer:
+    with (
+        rw.TrajectoryObserver(address, "replay", 3, priority=first_number, chunk_length=4) as windows,
+        rw.EpisodeObserver(address, "episodes", num_steps, 2.0, chunk_length=4) as episodes,
+    ):
         for number in range(first, first + num_steps):
-            observer(
-                {"n": np.int64(number), "frame": np.full(5, number)}, end_of_episode=number == first + num_steps - 1
-            )
+            for observer in (windows, episodes):
+                observer(
+                    {"n": np.int64(number), "frame": np.full(5, number)}, end_of_episode=number == first + num_steps - 1
+                )
 
 
 def windows(first: int, num_steps: int) -> list[tuple[list[int], float]]:

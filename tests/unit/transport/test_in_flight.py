@@ -52,15 +52,3 @@ def test_keys_that_are_not_on_their_way_are_ignored(unknown: list[int]) -> None:
     sent(flight)
     flight.acknowledge(keys([*unknown, 10, 10]))
     assert (flight.acknowledged, flight.pending) == (1, 2)
-
-
-def test_oldest_request_that_was_not_sent_is_dropped_and_the_newest_never() -> None:
-    flight = InFlight()
-    flight.add(request(10, 1, 7))
-    sent(flight)
-    flight.add(request(20, 2, 8))
-    flight.add(request(30, 1, 9))
-    assert flight.drop_oldest()
-    assert not flight.drop_oldest()
-    assert sent(flight) == ([30], [9], [])
-    assert (flight.acknowledged, flight.pending) == (0, 2)

@@ -96,6 +96,26 @@ def test_episodes_that_resets_end_are_stopped_at_the_limit(
             observer.close(timeout_s=0.1)
 
 
+@pytest.mark.parametrize("num_envs", [None, 3])
+@pytest.mark.parametrize("mode", ["episode", "pad", "cover", "tile"])
+def test_steps_that_complete_no_item_never_wait(mode: str, num_envs: int | None) -> None:
+    """Only their sender is asked for room when the limit is reached or the ring is full, and 200 steps fill neither."""
+    options: Any = {"max_in_flight_items": 1, "num_envs": num_envs}
+    shape = () if num_envs is None else (num_envs,)
+    with rw.LocalServer([fifo("a")]) as server:
+        observer = (
+            rw.EpisodeObserver(server, "a", 300, **options)
+            if mode == "episode"
+            else rw.TrajectoryObserver(server, "a", 300, 300, end_of_episode=mode, **options)
+        )
+        with observer:
+            for number in range(200):
+                observer({"n": np.full(shape, number)}, end_of_episode=np.full(shape, number == 199))
+            assert observer.stats().blocked_s == 0
+            observer.flush()
+            assert observer.stats().acknowledged_items == num_envs or 1
+
+
 # Refusals, words, numbers and ends that are the client's alone.
 
 
@@ -110,7 +130,7 @@ def test_episodes_that_resets_end_are_stopped_at_the_limit(
         ({"timeout_s": math.nan}, "`timeout_s` must be > 0 seconds, got nan"),
         ({"max_in_flight_items": 0}, "`max_in_flight_items` must be >= 1, got 0"),
         ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
-        ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
+        ({"on_block": "panic"}, "`on_block` must be 'wait' or 'raise', got 'panic'"),
         ({"last_row": "end"}, "`last_row` must be 'boundary', 'action' or None, got 'end'"),
         ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
         ({"patience_s": 0}, "`patience_s` must be > 0 seconds, got 0"),
@@ -163,17 +183,6 @@ def test_steps_are_numbered_from_the_first_also_in_an_observer_that_is_opened_ag
             observer.close()
             assert observer.num_steps == first + 5
             observer.open()
-
-
-def test_call_that_waits_is_woken_for_a_quarter_of_the_items_in_flight() -> None:
-    with (
-        rw.LocalServer([fifo("a")]) as server,
-        rw.TrajectoryObserver(server, "a", 1, max_in_flight_items=400) as observer,
-    ):
-        observer(step(0), end_of_episode=False)
-        sender = observer._sender
-        assert sender is not None
-        assert sender._outbox.num_rows_worth() == 100
 
 
 def test_time_out_names_the_server_with_the_most_unconfirmed_items() -> None:

@@ -11,7 +11,7 @@ from reverb_writer.writing.encoders import Chunk, Encoder, OpenEpisode, Ready
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_kinds import EpisodeEnd, WindowKinds
+from reverb_writer.writing.window_target import EpisodeEnd, WindowTarget
 
 LAYOUT = StepLayout(StepStructure({"a": 0.0, "b": 0.0}), store_flags=False)
 
@@ -20,21 +20,21 @@ def chunk(key: int, start: int, stop: int, *, counted: bool = False) -> Chunk:
     return Chunk(key, start, stop, b"c" * key, None, counted)
 
 
-KINDS = WindowKinds([rw.WindowTarget(rw.WindowSpec(3), ("a",))], spans_episodes=False)
+TARGET = WindowTarget(rw.WindowSpec(3), ("a",))
 
 
 def ready(after: int, num_steps: int, *chunks: Chunk, end: EpisodeEnd | None = None) -> Ready:
     """Return the windows of an episode that end at step counts above `after` and up to `num_steps`."""
     episode = OpenEpisode(0, chunks=[*chunks])
-    return Ready(KINDS, episode, after, num_steps, end, 0)
+    return Ready(TARGET, episode, after, num_steps, end, 0)
 
 
 def end_at(num_steps: int) -> EpisodeEnd:
-    return EpisodeEnd([num_steps], [None], {}, 0, num_steps)
+    return EpisodeEnd(num_steps, None, {}, 0, num_steps)
 
 
 def encode(group: Sequence[Ready]) -> InsertRequest | None:
-    ring = StepRing(LAYOUT.dtypes, LAYOUT.shapes, None, 4, spans_episodes=False)
+    ring = StepRing(LAYOUT.dtypes, LAYOUT.shapes, None, 4, TARGET)
     return Encoder(ring, LAYOUT, Books(), lambda _: 1.0, keeps_columns=False).request(group)
 
 
