@@ -1,7 +1,7 @@
-"""Complete windows between cutter and servers: the choice of each episode's server, and the limit of items in flight.
+"""Complete items between source and servers: the choice of each episode's server, and the limit of items in flight.
 
-    episode -> rendezvous hashing of actor and episode -> the first server that answers and has room
-    its windows -> a request -> the delivery to that server
+    episode, or some items -> rendezvous hashing of actor and episode -> the first server that answers and has room
+    its items -> a request -> the delivery to that server
 
 A lost server gets no more items: its unconfirmed items are given up and counted, and its open episodes are cut. The
 next episodes use other servers. A server that answers is not lost, even if its rate limiter blocks.
@@ -12,23 +12,21 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import rank_shards, writer_name
 from reverb_writer.transport.delivery import Delivery, Post
-from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.encoders import Ready
-from reverb_writer.writing.stream_options import ObserverStats, StreamOptions
-from reverb_writer.writing.window_kinds import WindowKinds
+from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Source
+from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats
 
 _LOG = logging.getLogger(__package__)
 
 LOST_SHARD = "lost_shard"
 
-_REQUEST_ITEMS, _REQUEST_BYTES = 1024, 1 << 20  # complete windows are encoded at this size, even if no call waits
 _SPANNING_ITEMS = 1000  # items at one of several shards before a stream of windows that cross episodes is cut
 _LEAST_ITEMS, _LEAST_CALLS, _MOST_ITEMS = 400, 32, 16_384  # bounds of the unconfirmed items at a server
 _AHEAD_S, _EPOCH_S = 0.1, 0.05
@@ -80,19 +78,18 @@ class Destination:
 
 
 class Outbox:
-    """Sends the windows of one observer to its servers. Not thread-safe: only the sender uses it."""
+    """Sends the items of one writer to its servers. Not thread-safe: only the sender uses it."""
 
     def __init__(
         self,
         client: Client,
-        options: StreamOptions,
-        cutter: Cutter,
+        options: DeliveryOptions,
+        source: Source,
         post: Post,
     ) -> None:
         """Make a destination per server of the client's target."""
         self._client, self._options, self._name = client, options, writer_name()
-        self._cutter, self._books, self._post = cutter, cutter.books, post
-        self._ring, self._kinds = cutter.ring, cutter.kinds
+        self._source, self._books, self._post = source, source.books, post
         self._drops_oldest, self._dropping = options.on_block == "drop_oldest", False
         self._num_episodes = 0
         self._shards: Sequence[Server] = ()
@@ -104,19 +101,19 @@ class Outbox:
     @property
     def is_enough(self) -> bool:
         """Whether enough is complete for a message."""
-        cutter = self._cutter
-        enough = min(_REQUEST_ITEMS, max(self._least_limit // 2, 1))
-        return cutter.num_unencoded >= enough or cutter.unsent_bytes >= _REQUEST_BYTES
+        source = self._source
+        enough = min(REQUEST_ITEMS, max(self._least_limit // 2, 1))
+        return source.num_unencoded >= enough or source.unsent_bytes >= REQUEST_BYTES
 
     @property
     def is_half(self) -> bool:
         """Whether half of the items that may be in flight wait for full chunks: the server would run out of work."""
-        return self._cutter.num_unencoded >= max(self._least_limit // 2, 1)
+        return self._source.num_unencoded >= max(self._least_limit // 2, 1)
 
     def encode(self) -> None:
         """Encode the windows that are complete in chunks, and write them to their destinations."""
-        groups: dict[tuple[Destination, WindowKinds], list[Ready]] = {}  # a new priority makes a new WindowKinds
-        for ready in self._cutter.take_ready():
+        groups: dict[tuple[Destination, Hashable], list[Any]] = {}  # a new priority makes a new WindowKinds
+        for ready in self._source.take_ready():
             destination = ready.episode.destination
             if destination is None:
                 destination = ready.episode.destination = self._choose(ready.num_items)
@@ -125,22 +122,14 @@ class Outbox:
         for (destination, _), group in groups.items():
             destination.num_reserved = 0
             self._write(destination, group)
-        self._cutter.unsent_bytes = 0
-        if self._kinds.spans_episodes and len(self._destinations) > 1:
-            self._cutter.cut_long_streams(_SPANNING_ITEMS)
+        self._source.unsent_bytes = 0
+        if len(self._destinations) > 1:
+            self._source.cut_long_streams(_SPANNING_ITEMS)
 
-    def _write(self, destination: Destination, group: list[Ready]) -> None:
+    def _write(self, destination: Destination, group: list[Any]) -> None:
         flight = destination.delivery.flight
-        start = 0
-        while start < len(group):
-            stop, num_items = start, 0
-            while stop < len(group) and num_items < _REQUEST_ITEMS:
-                num_items += group[stop].num_items
-                stop += 1
-            request = self._cutter.encoder.request(group[start:stop])
-            if request is not None:
-                flight.add(request)
-            start = stop
+        for request in self._source.requests(group):
+            flight.add(request)
         while self._drops_oldest and self._room_of(destination) == 0 and flight.drop_oldest():
             if not self._dropping:
                 self._dropping = True
@@ -154,30 +143,34 @@ class Outbox:
 
     def num_rows_granted(self) -> int:
         """Return the row below which steps may be written: the ring and the items in flight have room for them."""
-        num_envs = self._ring.num_envs
         for destination in self._all:
             destination.limit.update(destination.delivery.flight.acknowledged)
-        limit = self._cutter.first_needed + self._ring.size - self._ring.rows_per_call + 1
+        limit = self._source.row_limit
         if self._drops_oldest:
             return limit
-        return min(limit, self._cutter.taken + self._kinds.rows_within(self._room(), num_envs))
+        return min(limit, self._source.taken + self._source.rows_within(self._room()))
 
     def num_rows_worth(self) -> int:
         """Return the free rows that wake a waiting call: they complete about a quarter of the items in flight."""
-        rows = self._kinds.rows_within(max(self._least_limit // 4, 1), self._ring.num_envs)
-        return max(min(rows, self._ring.size // 4), 1)
+        rows = self._source.rows_within(max(self._least_limit // 4, 1))
+        return max(min(rows, self._source.ring.size // 4), 1)
+
+    @property
+    def num_bytes_counted(self) -> int:
+        """Bytes of unconfirmed items that keep callers from writing; none if the oldest items are dropped instead."""
+        return 0 if self._drops_oldest else sum(each.delivery.flight.pending_bytes for each in self._all)
 
     def _room(self) -> int:
         """Return the number of further items that may be complete: the room of the fullest destination of an episode.
 
         The fullest counts because one call has steps of all environments, and each may be for this destination.
         """
-        in_use = {episode.destination for episode in self._cutter.episodes}
+        in_use = self._source.destinations()
         rooms = [self._room_of(destination) for destination in in_use if destination is not None]
         if None in in_use:
             usable = [destination for destination in self._all if not destination.is_lost] or self._all
             rooms.append(max(map(self._room_of, usable)))
-        return min(rooms) - self._cutter.num_unencoded
+        return min(rooms) - self._source.num_unencoded
 
     def _room_of(self, destination: Destination) -> int:
         """Return the number of further items that may be unconfirmed there; 0 if too many bytes are unconfirmed."""
@@ -224,9 +217,9 @@ class Outbox:
         return left
 
     def _new_destination(self, server: Server) -> Destination:
-        limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
+        limit = ItemLimit(self._options.max_in_flight_items, self._source.items_per_call)
         max_sent = limit.items / 2 if self._drops_oldest else math.inf  # a sent item cannot be dropped
-        needed, counts = self._cutter.needed_chunks, self._books.counts
+        needed, counts = self._source.needed_chunks, self._books.counts
         delivery = Delivery(
             server.channel,
             self._post,
@@ -271,7 +264,7 @@ class Outbox:
                 destination.asked_at = now
                 destination.delivery.ask()
         if lost:
-            self._cutter.leave(lost, LOST_SHARD)
+            self._source.leave(lost, LOST_SHARD)
 
     def _give_up(self, destination: Destination, why: str) -> None:
         num_items = destination.delivery.close()
@@ -324,11 +317,11 @@ class Outbox:
     @property
     def num_pending(self) -> int:
         """Number of items that are complete and not confirmed."""
-        return self._cutter.num_unencoded + self.num_written
+        return self._source.num_unencoded + self.num_written
 
     def close(self) -> int:
         """Give up all pending items; return their number."""
-        num_left, self._cutter.num_unencoded = self._cutter.num_unencoded, 0
+        num_left, self._source.num_unencoded = self._source.num_unencoded, 0
         self._books.counts["items"] += num_left
         return num_left + sum(destination.delivery.close() for destination in self._all)
 
@@ -336,7 +329,7 @@ class Outbox:
         """Return the counters now, without the counters that the observer keeps."""
         counts, num_written = self._books.counts, self.num_written
         return ObserverStats(
-            **{**counts, "items": counts["items"] + self._cutter.num_unencoded},
+            **{**counts, "items": counts["items"] + self._source.num_unencoded},
             pending_items=self.num_pending,
             pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self._all),
             kept_bytes=sum(destination.delivery.kept_bytes for destination in self._all),

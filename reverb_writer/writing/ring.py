@@ -172,6 +172,15 @@ class StepRing:
 
     # -------------------------------------------------------------------------------------------- the sender's side
 
+    def room(self, row: int) -> int:
+        """Return the number of rows that may be written from `row`; not positive for none."""
+        return self.granted - row
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the sender must be awake."""
+        return self.head[0] > self.wake_at
+
     def rows(self, start: int, stop: int) -> Any:
         """Return an index for the rows `start` to `stop`: a slice, unless they cross the end of the ring."""
         first = start % self.size
