@@ -1,7 +1,8 @@
-"""Whole items: a nest whose leaves have any lengths becomes one chunk, and an item per table that refers to all of it."""
+"""Whole items: a nest whose leaves have any lengths becomes one chunk, and an item per table that refers to it."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array, stored_dtype
 from reverb_writer.nests import fields_of, flattener, named_leaves
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.item_encoding import encode_chunk
+from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
+from reverb_writer.transport.in_flight import InsertRequest
 
 Columns = Sequence[npt.NDArray[Any]]
 
@@ -111,6 +113,44 @@ class ItemReader:
         return columns if layout.fits(columns) else None
 
 
+def read_item(nest: Any, squeeze: Any = None) -> tuple[ItemLayout, Columns]:
+    """Return the layout of one item, and its columns [T_i, ...], which may share the leaves' memory.
+
+    `squeeze` is a nest of booleans like `nest`, true for a leaf of one value, [...] without time; None for no leaf.
+
+    Raises:
+        StructureError: a leaf has no rows or no time, or there is no leaf.
+    """
+    paths, leaves = named_leaves(nest, "`data`")
+    is_single = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
+    if len(is_single) != len(leaves):
+        raise StructureError(f"`squeeze` must have a leaf for each of the {len(leaves)} of `data`, got {squeeze!r}.")
+    columns = [
+        np.asarray(leaf)[None] if single else np.asarray(leaf) for leaf, single in zip(leaves, is_single, strict=True)
+    ]
+    for path, column in zip(paths, columns, strict=True):
+        _check_rows(path, column)
+    return ItemLayout(nest, paths, columns, is_single), columns
+
+
+def item_request(
+    layout: ItemLayout, columns: Columns, priorities: Mapping[str, float], key: int | None = None
+) -> InsertRequest:
+    """Encode one item per table, with keys `key`, `key` + 1, ...; if `key` is None, the first one is random."""
+    first_key = secrets.randbits(KEY_BITS) if key is None else key
+    chunk_key = secrets.randbits(KEY_BITS)
+    rows, chunk = encode_item(layout, columns, priorities, chunk_key, first_key)
+    return InsertRequest(frozenset(priorities), first_key, rows, {chunk_key: chunk}, len(chunk))
+
+
+def one_item(
+    columns: Columns, is_single: Sequence[bool], priorities: Mapping[str, float], key: int | None = None
+) -> InsertRequest:
+    """Encode one item per table, of columns [T_i, ...] without names; single columns have one row."""
+    layout = ItemLayout(columns, [*map(str, range(len(columns)))], columns, is_single)
+    return item_request(layout, columns, priorities, key)
+
+
 def encode_item(
     layout: ItemLayout, columns: Columns, priorities: Mapping[str, float], chunk_key: int, key: int
 ) -> tuple[list[npt.NDArray[np.uint8]], bytes]:
@@ -139,10 +179,10 @@ def encode_item(
 
 
 def _check_rows(path: str, column: npt.NDArray[Any]) -> None:
-    if not column.shape[0]:
+    if column.ndim == 0 or not column.shape[0]:
         raise StructureError(
-            f"leaf `{path}`: shape {column.shape}, expected [T, ...] with T >= 1. Reverb stores no sequence of length "
-            "0: leave the item out, or write a leaf that is present in every item, such as a mask."
+            f"leaf `{path}`: shape {column.shape}, expected [T, ...] with T >= 1. For a single value pass "
+            "`value[None]`; a sequence without rows cannot be stored, so leave its item out."
         )
 
 
