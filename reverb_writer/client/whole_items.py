@@ -154,7 +154,7 @@ def one_item(
 def encode_item(
     layout: ItemLayout, columns: Columns, priorities: Mapping[str, float], chunk_key: int, key: int
 ) -> tuple[list[npt.NDArray[np.uint8]], bytes]:
-    """Encode an item per table, with keys `key`, `key` + 1, ..., and the chunk to which all of them refer.
+    """Encode an item per table, with keys `key`, `key` + 1, ..., and the chunk that they share.
 
     The items are [1, size] bytes, as `encode_items` makes them.
     """

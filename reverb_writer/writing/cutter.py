@@ -341,7 +341,7 @@ def window_source(
     specs, count = [target.spec for target in targets], num_envs or 1
     columns = zip(layout.dtypes, layout.shapes, strict=True)
     row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
-    chunk_length = options.chunk_length or chunk_length_for(specs, row_bytes)
+    chunk_length = options.chunk_length or chunk_length_for(specs, row_bytes, count)
     size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
     chunk_length = min(chunk_length, max(size // (2 * count), 1))
     structure = layout.structure

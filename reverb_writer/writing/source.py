@@ -1,4 +1,4 @@
-"""What a sender sends: the interface between a writer's kind of rows and the sender.
+"""The interface between a writer's kind of rows and the sender.
 
     caller's thread -> rows -> source -> Ready batches -> requests
 

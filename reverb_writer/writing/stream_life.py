@@ -65,7 +65,7 @@ class StreamLife:
         client, owns_client = as_client(self._replay, options.timeout_s)
         timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
         try:
-            with logged(lambda: f"the {self._name} waits for the server at {client.address}"):
+            with logged(lambda: f"an {self._name} waits for the server at {client.address}"):
                 info, *_ = answering(client.connections.in_state("up"), client.timeout_s, self._tables).values()
         except BaseException:
             if owns_client:
