@@ -187,7 +187,7 @@ class StepRing:
         self.head = (written, num_steps, num_marks + 1, state, num_items)
 
     def free_steps(self) -> int:
-        """Return how many steps of the only environment may be written at once; zero or less if the next step must wait."""
+        """Return how many steps of the only environment may be written at once; not positive for none."""
         written, num_steps, _, _, num_items = self.head
         if num_items >= self.granted_items:
             return 0
@@ -200,6 +200,11 @@ class StepRing:
         return wake_after if written > wake_after[0] or num_items > wake_after[1] else None
 
     # -------------------------------------------------------------------------------------------- the sender's side
+
+    def room(self) -> tuple[int, int]:
+        """Return the numbers of rows and of items for which there is room; a call is granted if both are positive."""
+        written, _, _, _, num_items = self.head
+        return self.granted - written, self.granted_items - num_items
 
     def rows(self, start: int, stop: int) -> Any:
         """Return an index for the rows `start` to `stop`: a slice, unless they cross the end of the ring."""
