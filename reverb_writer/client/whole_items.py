@@ -140,7 +140,7 @@ def item_request(
     first_key = secrets.randbits(KEY_BITS) if key is None else key
     chunk_key = secrets.randbits(KEY_BITS)
     rows, chunk = encode_item(layout, columns, priorities, chunk_key, first_key)
-    return InsertRequest(frozenset(priorities), first_key, rows, {chunk_key: chunk}, len(chunk))
+    return InsertRequest(frozenset(priorities), first_key, rows, {chunk_key: chunk})
 
 
 def one_item(

@@ -147,8 +147,7 @@ class ItemSource:
         for batch in group:
             rows = [row for item in batch.items for row in item.rows]
             chunks = {item.chunk_key: item.chunk for item in batch.items}
-            num_bytes = sum(item.num_bytes for item in batch.items)
-            yield InsertRequest(self._tables, batch.items[0].first_key, rows, chunks, num_bytes)
+            yield InsertRequest(self._tables, batch.items[0].first_key, rows, chunks)
 
     @property
     def row_limit(self) -> int:
