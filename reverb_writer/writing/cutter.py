@@ -57,10 +57,13 @@ class Cutter:
         # which its windows are encoded, and at the last end of an episode in a longer stream.
         self._steps, self._open, self._first, self._encoded, self._boundary = np.zeros((5, count), np.int64)
 
-    @property
-    def row_limit(self) -> int:
-        """The row below which rows may be written without overwriting rows that are in no chunk yet."""
-        return self.first_needed + self.ring.size - self.ring.rows_per_call + 1
+    def free_rows(self) -> int:
+        """Release rows that are in chunks or in no window; return the row below which rows may be written.
+
+        The rows are released first, because the observer may overwrite them at once.
+        """
+        self.ring.release(self.first_needed)
+        return self.first_needed + self.ring.capacity - self.ring.rows_per_call + 1
 
     def free_bytes(self, num_bytes: int) -> None:
         """Do nothing, because all rows have one size and the ring bounds their number."""
@@ -90,12 +93,14 @@ class Cutter:
                 self.target = replace(self.target, priority=mark)
         self._take_steps(written)
         self._tally()
-        if written - self.first_needed > self.ring.size // 2:
+        half = self.ring.capacity // 2
+        if written - self.first_needed > half:
             # The ring needs these rows.
-            self._seal_where((self._open > 0) & (self._first < written - self.ring.size // 2))
+            self._seal_where((self._open > 0) & (self._first < written - half))
 
     def _take_steps(self, stop: int) -> None:
         start, self.taken = self.taken, stop
+        self.ring.measure(start, stop)
         if start == stop:
             return
         index = self.ring.rows(start, stop)
@@ -336,7 +341,7 @@ def window_source(
     size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
     chunk_length = min(chunk_length, max(size // (2 * count), 1))
     structure = layout.structure
-    ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, target)
+    ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, target, options.max_in_flight_bytes)
 
     def largest_priority(tables: Sequence[str]) -> float:
         return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)

@@ -149,9 +149,8 @@ class ItemSource:
             chunks = {item.chunk_key: item.chunk for item in batch.items}
             yield InsertRequest(self._tables, batch.items[0].first_key, rows, chunks)
 
-    @property
-    def row_limit(self) -> int:
-        """The row below which items may be written; it bounds their number."""
+    def free_rows(self) -> int:
+        """Return the row below which items may be written; it bounds their number."""
         return self._num_batched + self.ring.size
 
     def free_bytes(self, num_bytes: int) -> None:

@@ -230,7 +230,7 @@ class Sender:
         if self._is_closing or self._outbox.fault is not None or self.is_ended:
             self.ring.granted = -1
         else:
-            self.ring.granted = max(self.ring.granted, self._source.row_limit)
+            self.ring.granted = max(self.ring.granted, self._source.free_rows())
             self.ring.granted_items = self._outbox.num_items_granted()
             self._source.free_bytes(self._outbox.num_bytes_pending)
 

@@ -115,9 +115,8 @@ class Source(Protocol):
     def requests(self, group: Sequence[Any]) -> Iterator[InsertRequest]:
         """Make requests of batches of the same target and for the same server."""
 
-    @property
-    def row_limit(self) -> int:
-        """The row below which rows may be written without overwriting needed ones."""
+    def free_rows(self) -> int:
+        """Release rows that are no longer needed; return the row below which rows may be written."""
 
     def free_bytes(self, num_bytes: int) -> None:
         """Note the bytes in flight, which bound the rows of a source whose rows have different sizes."""
