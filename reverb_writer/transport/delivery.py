@@ -325,8 +325,8 @@ class Wait:
     """A call that waits for room, or until everything is confirmed.
 
     If `extends`, progress starts the time-out again: a confirmation, or other streams' inserts into a table whose rate
-    limiter blocks ours. Reverb takes inserts in the order of arrival, so these inserts were ahead of ours. The wait
-    ends after at most ten times the time-out. The server is asked twice: when the wait proves long, and shortly before
+    limiter blocks ours. Reverb takes inserts in the order of arrival, so these inserts were ahead of ours. They extend a
+    wait to at most ten times the time-out; confirmations have no such bound. The server is asked twice: when the wait proves long, and shortly before
     its end. The difference of the answers shows whether actors or learners make progress.
 
     Attributes:

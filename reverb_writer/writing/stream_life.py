@@ -41,6 +41,7 @@ class StreamLife:
         self._client: Client | None = None  # None while the writer is closed
         self._books, self._last_stats = Books(), ObserverStats()
         self._blocked_s = 0.0
+        self._is_leaving = False  # whether `close` has begun
         self.open()
 
     @property
@@ -49,18 +50,21 @@ class StreamLife:
         return self._replay
 
     def open(self) -> None:
-        """Open the writer again after `close()`; does nothing if it is open.
+        """Open the writer again after `close()`; does nothing if it is open. Completes a `close` that was interrupted.
 
         Raises:
+            ReplayTimeoutError: an interrupted `close` could not deliver all items. The writer is closed.
             StructureError: a table no longer exists.
             ServerUnavailableError: no server answers.
             ClosedError: in a forked child.
         """
+        if self._is_leaving:
+            self.close()
         if self._client is not None:
             self._client.connections.check_usable()
             if self._sender is None or not self._sender.is_ended:
                 return
-            self._leave(self._client, self._sender)  # an interrupt ended `close`, or the sender has failed
+            self._leave(self._client, self._sender)  # the sender has failed
         options = self._options
         client, owns_client = as_client(self._replay, options.timeout_s)
         timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
@@ -107,7 +111,9 @@ class StreamLife:
         client, sender = self._client, self._sender
         timeout_s = None if timeout_s is None else check_timeout(timeout_s)
         if client is None:
+            self._is_leaving = False
             return
+        self._is_leaving = True
         try:
             if sender is not None and not process_hooks.is_forked():
                 with contextlib.suppress(FinishedError):  # no one needs the items, and the log has their number
@@ -129,6 +135,7 @@ class StreamLife:
                 text = "The observer was closed after %d steps. Steps in no window, by reason: %s."
                 _LOG.log(level, text, stats.steps, reasons)
         self._sender = self._client = None  # before the client closes, because an interrupt may end that
+        self._is_leaving = False
         if self._owns_client:
             client.close()
 

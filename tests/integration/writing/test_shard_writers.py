@@ -338,6 +338,16 @@ def test_shard_that_the_target_calls_lost_or_has_no_more_is_given_up_at_once(
 
 
 @contents
+def test_stream_at_the_only_server_of_a_file_is_not_cut(replay_server: StartServer, tmp_path: Path) -> None:
+    """Streams are cut after 1,000 items so that other servers get the next windows, and there is none."""
+    server = replay_server(fifo("replay"))
+    file = ShardFile(tmp_path, *shard_lines([server]))
+    with rw.SequenceObserver(file.target, "replay", 2) as observer:
+        observer.extend({"n": np.arange(5000)})
+    assert observer.stats().acknowledged_items == 4999
+
+
+@contents
 def test_sent_steps_of_a_cut_episode_are_counted_if_they_are_in_no_window(
     replay_server: StartServer, tmp_path: Path
 ) -> None:
