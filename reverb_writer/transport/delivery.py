@@ -246,9 +246,9 @@ class Delivery:
         if self.kept.add(request) and not self._has_released and self.kept.saves is not None and self.kept.saves.begun:
             self._has_released = True
             text = (
-                "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint. The oldest are lost "
-                "if the server is killed now, and counted in `stats().uncovered_items`. Raise `max_kept_bytes`, or lower "
-                "`checkpoints.every_s` of the server."
+                "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint. The oldest are "
+                "lost if the server is killed now, and counted in `stats().uncovered_items`. Raise `max_kept_bytes`, "
+                "or lower `checkpoints.every_s` of the server."
             )
             _LOG.warning(text, self.channel.address, self.kept.max_bytes)
 
@@ -295,6 +295,15 @@ class Delivery:
         elif not isinstance(reply, ReplayTimeoutError | ConnectionError):
             self._refusal = str(reply)
 
+    @property
+    def lacks_table(self) -> bool:
+        """Whether the server refuses items because it has no such table."""
+        return self.fault is not None and issubclass(self.fault[0], StructureError)
+
+    def has_tables(self, tables: Iterable[str]) -> bool:
+        """Return whether the newest answer to a question names these tables."""
+        return bool(self._answers) and self._answers[-1].tables.keys() >= set(tables)
+
     def limiter_text(self) -> str | None:
         """Return the rate limiter that blocks in the newest answer, with advice; None if no limiter blocks."""
         return explain_limiter(self._answers[-1], self.flight.tables()) if self._answers else None
@@ -325,9 +334,9 @@ class Wait:
     """A call that waits for room, or until everything is confirmed.
 
     If `extends`, progress starts the time-out again: a confirmation, or other streams' inserts into a table whose rate
-    limiter blocks ours. Reverb takes inserts in the order of arrival, so these inserts were ahead of ours. They extend a
-    wait to at most ten times the time-out; confirmations have no such bound. The server is asked twice: when the wait proves long, and shortly before
-    its end. The difference of the answers shows whether actors or learners make progress.
+    limiter blocks ours. Reverb takes inserts in the order of arrival, so these inserts were ahead of ours. They extend
+    a wait to at most ten times the time-out; confirmations have no such bound. The server is asked twice: when the wait
+    proves long, and shortly before its end. The difference of the answers shows whether actors or learners progress.
 
     Attributes:
         kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".

@@ -44,6 +44,7 @@ class Cutter:
     def __init__(self, encoder: Encoder, target: WindowTarget, chunk_length: int) -> None:
         """Begin an episode in each environment."""
         self.encoder, self.ring, self.target, self.books = encoder, encoder.ring, target, encoder.books
+        self.tables = frozenset(target.tables)
         self._chunk_length = chunk_length
         self.taken = self.num_counted = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = self.is_prompt = False

@@ -100,7 +100,7 @@ class ItemSource:
         self.taken = self.num_counted = self.num_unencoded = self.unsent_bytes = 0
         self.has_new, self.is_prompt = False, True
         self.items_per_call: float = len(tables)
-        self._tables, self._max_bytes = frozenset(tables), max_bytes
+        self.tables, self._max_bytes = frozenset(tables), max_bytes
         self._num_batched = self._taken_bytes = 0
 
     def take(self) -> None:
@@ -109,10 +109,10 @@ class ItemSource:
         if written == self.taken:
             return
         self.has_new = True
-        self.num_unencoded += (written - self.taken) * len(self._tables)
+        self.num_unencoded += (written - self.taken) * len(self.tables)
         self.unsent_bytes += num_bytes - self._taken_bytes
         self.taken, self._taken_bytes = written, num_bytes
-        self.num_counted = written * len(self._tables)
+        self.num_counted = written * len(self.tables)
 
     def seal_open(self, before: int = 0) -> None:
         """Do nothing, because items are complete."""
@@ -133,9 +133,9 @@ class ItemSource:
             self._num_batched += 1
             items.append(item)
             num_bytes += item.num_bytes
-            is_full = num_bytes >= REQUEST_BYTES or len(items) * len(self._tables) >= REQUEST_ITEMS
+            is_full = num_bytes >= REQUEST_BYTES or len(items) * len(self.tables) >= REQUEST_ITEMS
             if is_full or self._num_batched == self.taken:
-                batches.append(ItemBatch(ItemOrigin(), None, items, len(items) * len(self._tables)))
+                batches.append(ItemBatch(ItemOrigin(), None, items, len(items) * len(self.tables)))
                 items, num_bytes = [], 0
         num_items = sum(batch.num_items for batch in batches)
         self.num_unencoded -= num_items
@@ -147,7 +147,7 @@ class ItemSource:
         for batch in group:
             rows = [row for item in batch.items for row in item.rows]
             chunks = {item.chunk_key: item.chunk for item in batch.items}
-            yield InsertRequest(self._tables, batch.items[0].first_key, rows, chunks)
+            yield InsertRequest(self.tables, batch.items[0].first_key, rows, chunks)
 
     def free_rows(self) -> int:
         """Return the row below which items may be written; it bounds their number."""

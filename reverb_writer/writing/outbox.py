@@ -239,11 +239,14 @@ class Outbox:
             is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
             # If no other server can take the next episodes, nothing is given up.
             has_other = any(not each.is_lost for each in self._all if each is not destination)
-            if destination.is_lost and not is_told and last_at > destination.asked_at:
+            has_answered = last_at > destination.asked_at and destination.delivery.has_tables(self._source.tables)
+            if destination.is_lost and not is_told and has_answered:
                 destination.is_lost = False
                 _LOG.info("Shard %s answers again.", destination.server.address)
-            elif not destination.is_lost and has_other and (is_told or is_silent):
+            elif not destination.is_lost and has_other and (is_told or is_silent or destination.delivery.lacks_table):
                 silence = f"has neither confirmed nor answered anything for {silent_s:.1f} s"
+                if destination.delivery.fault is not None:
+                    silence = f"refuses items ({destination.delivery.fault[1]})"
                 another = self._destinations[name] = self._new_destination(destination.server)
                 another.delivery.take_over(destination.delivery)  # a shard that is restarted gets its confirmed items
                 self._give_up(destination, "is called lost by the target" if is_told else silence)

@@ -75,6 +75,7 @@ class Source(Protocol):
 
     Attributes:
         books: the writer's counters.
+        tables: the tables that get its items.
         taken: rows taken so far.
         num_counted: items that the caller has counted in these rows.
         num_unencoded: complete items that are in no request yet.
@@ -85,6 +86,7 @@ class Source(Protocol):
     """
 
     books: Books
+    tables: frozenset[str]
     taken: int
     num_counted: int
     num_unencoded: int
