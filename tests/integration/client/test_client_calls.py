@@ -111,7 +111,7 @@ def slow(replay_server: StartServer) -> Iterator[CallForwarder]:
 
 
 CALLS: dict[str, Callable[[rw.Client], object]] = {
-    "insert": lambda client: client.insert(np.zeros(1), {"a": 1.0}),
+    "insert": lambda client: client.insert(np.zeros(1), {"a": 1.0}),  # the first one; others have a stream
     "sample": lambda client: list(client.sample("a", timeout_s=LONG_S)),
     "latest": lambda client: rw.Variables(client, "weights").latest(),
 }
@@ -120,9 +120,10 @@ CALLS: dict[str, Callable[[rw.Client], object]] = {
 @client_by_socket
 @pytest.mark.parametrize("call", CALLS)
 def test_what_a_call_asks_for_in_turn_has_one_deadline(slow: CallForwarder, call: str) -> None:
+    with rw.Client(slow.address) as other:
+        insert(other, 1, "a")
+        rw.Variables(other, "weights").publish([np.zeros(1)])
     with rw.Client(slow.address, timeout_s=LONG_S) as client:
-        insert(client, 1, "a")
-        rw.Variables(client, "weights").publish([np.zeros(1)])
         rw.Variables(client, "weights")
         del slow.calls[:]
         slow.delay_s = DELAY_S
