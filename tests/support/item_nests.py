@@ -33,7 +33,9 @@ def leaves(draw: st.DrawFn) -> Any:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     array = rng.integers(0, 2 if dtype.kind == "b" else 100, (length, *shape)).astype(dtype)
     layout = draw(st.sampled_from(["C", "F", "strided"]))
-    return np.repeat(array, 2, axis=0)[::2] if layout == "strided" else np.asarray(array, order=layout)
+    if layout == "strided":
+        return np.repeat(array, 2, axis=0)[::2]
+    return np.asfortranarray(array) if layout == "F" else array
 
 
 @st.composite
