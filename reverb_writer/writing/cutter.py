@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__package__)
 
+_CHUNKS_AHEAD = 4  # chunks of whole episodes for which a ring has room twice: `extend` then seldom waits
+
 
 class Cutter:
     """The episodes of all environments of an observer. Not thread-safe: only the sender uses it.
@@ -47,6 +49,7 @@ class Cutter:
         self._chunk_length = chunk_length
         self.taken = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = self.is_prompt = False
+        self._num_ends = 0  # rows taken with which an episode ends
         self.items_per_call: float = kinds.items_per_step * self.ring.num_envs
         self._max_steps = max_steps
         self._num_marks = 0  # marks taken so far
@@ -66,6 +69,11 @@ class Cutter:
     def rows_within(self, num_items: int) -> int:
         """Return the number of rows that may be written until `num_items` items are complete."""
         return self.kinds.rows_within(num_items, self.ring.num_envs)
+
+    def note_room(self, num_items: int) -> None:
+        """Grant as many ends of whole episodes as there is room for items."""
+        num_ends = -(-num_items // len(self.kinds.tables)) if num_items > 0 else 0
+        self.ring.granted_ends = max(self.ring.granted_ends, self._num_ends + num_ends)
 
     def free_bytes(self, num_bytes: int) -> None:
         """Do nothing, because all rows have one size and the ring bounds their number."""
@@ -106,6 +114,7 @@ class Cutter:
             return
         index = self.ring.rows(start, stop)
         is_last, envs = self.ring.last[index], self.ring.envs[index]
+        self._num_ends += int(np.count_nonzero(is_last))
         new = np.bincount(envs, minlength=len(self.episodes))
         firsts = np.zeros(len(new), np.int64)
         firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # the last assignment to an index counts
@@ -342,7 +351,9 @@ def window_source(
     columns = zip(layout.dtypes, layout.shapes, strict=True)
     row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
     chunk_length = options.chunk_length or chunk_length_for(specs, row_bytes, count)
-    size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
+    is_whole = all(spec.sequence_length is None for spec in specs)
+    num_ahead = _CHUNKS_AHEAD * chunk_length if is_whole else chunk_length
+    size = ring_rows(row_bytes, count, num_ahead, options.max_in_flight_bytes)
     chunk_length = min(chunk_length, max(size // (2 * count), 1))
     structure = layout.structure
     ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, spans_episodes=spans_episodes)

@@ -40,7 +40,7 @@ class ItemRows:
     """Items that the sender has not taken yet. The writer's thread calls `write`, the sender's thread `room`.
 
     Attributes:
-        size, num_envs, head, granted, wake_at: as of `Rows`; the second value of `head` is the bytes written so far.
+        size, num_envs, head, granted, free, wake_at: as of `Rows`; the second value of `head` is the bytes so far.
         items: by number; the sender removes them.
         granted_bytes: the next item may be written while fewer bytes than this have been. Only the sender assigns it.
         wake_at_bytes: the call with which this number is reached wakes the sender. Only the sender assigns it.
@@ -50,7 +50,7 @@ class ItemRows:
         """Start without items."""
         self.size, self.num_envs = _NUM_ROWS, 1
         self.head = (0, 0)
-        self.granted = self.granted_bytes = self.wake_at = self.wake_at_bytes = 0
+        self.granted = self.free = self.granted_bytes = self.wake_at = self.wake_at_bytes = 0
         self.items: dict[int, EncodedItem] = {}
 
     def write(self, item: EncodedItem) -> None:
@@ -151,6 +151,9 @@ class ItemSource:
     def rows_within(self, num_items: int) -> int:
         """Return the number of rows that may be written until `num_items` items are written; the last may exceed it."""
         return max(-(-num_items // len(self._tables)), 0)
+
+    def note_room(self, num_items: int) -> None:
+        """Do nothing, because each row is an item."""
 
     def free_bytes(self, num_bytes: int) -> None:
         """Grant the bytes that are neither in the rows nor in flight."""

@@ -256,10 +256,15 @@ class Observer(ObserverLife):
             self._change_thread(ring.head[1])
         while at < num_steps:
             written, *_, before = ring.head
-            if written >= ring.granted:
-                self._wait_for_room(sender, written)
             ends = is_last[at:].nonzero()[0]
-            count = min(num_steps - at, ring.granted - written, *(ends[:1] + 1).tolist())
+            num_open = int(ends[0]) if len(ends) else num_steps - at  # rows before the next end
+            num_to_end = num_open + min(len(ends), 1)
+            # An episode that is one item completes it with its last row: its other rows only need space.
+            num_whole = num_to_end if ring.num_ends < ring.granted_ends else num_open
+            num_free = min(num_whole, ring.free - written) if self._is_whole else 0
+            if written >= ring.granted and num_free <= 0:
+                self._wait_for_room(sender, written)
+            count = max(min(num_to_end, ring.granted - written), num_free)
             if count <= 0:  # another thread has closed the observer
                 continue
             columns = [leaf[at : at + count] for leaf in leaves]

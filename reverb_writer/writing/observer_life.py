@@ -40,6 +40,7 @@ class ObserverLife(StreamLife):
         """Find the tables; the observers document the arguments."""
         self._targets = tuple(targets)
         self._shortest = min(target.spec.sequence_length or 1 for target in targets)  # steps of the shortest window
+        self._is_whole = all(target.spec.sequence_length is None for target in targets)  # whether episodes are items
         self._num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
         self._all_envs = np.arange(1 if self._num_envs is None else self._num_envs)
         self._structure: StepStructure | None = None

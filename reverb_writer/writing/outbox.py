@@ -148,7 +148,9 @@ class Outbox:
         limit = self._source.row_limit
         if self._drops_oldest:
             return limit
-        return min(limit, self._source.taken + self._source.rows_within(self._room()))
+        room = self._room()
+        self._source.note_room(room)
+        return min(limit, self._source.taken + self._source.rows_within(room))
 
     def num_rows_worth(self) -> int:
         """Return the free rows that wake a waiting call: they complete about a quarter of the items in flight."""

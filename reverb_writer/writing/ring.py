@@ -57,6 +57,9 @@ class StepRing:
             of the stream if windows span episodes, an integer or an array [N] that is never changed in place; the
             marks written so far; and the state after the last row (`step_kinds`), an integer or an array [N].
         granted: rows below this may be written; a call that begins below it is not split. Only the sender assigns it.
+        free, granted_ends: where each episode is one item, rows below `free` may be written, and an end of an episode
+            while `num_ends` is below `granted_ends`. Only the sender assigns them.
+        num_ends: ends of episodes written so far; a call that an interrupt ends may be missing.
         wake_at: the call that writes this row or a later one wakes the sender. Only the sender assigns it.
     """
 
@@ -82,7 +85,7 @@ class StepRing:
         self.head: tuple[int, Any, int, Any] = (0, 0, 0, START)
         if num_envs is not None:
             self.head = 0, np.zeros(num_envs, np.int64), 0, np.full(num_envs, START, np.uint8)
-        self.granted = 0
+        self.granted = self.free = self.granted_ends = self.num_ends = 0
         self.wake_at = 0
         self._spans_episodes = spans_episodes
 
@@ -106,6 +109,7 @@ class StepRing:
             count = 2
         steps = 0 if last and not self._spans_episodes else num_steps + count
         self.head = written + count, steps, num_marks, state
+        self.num_ends += last
 
     def write_block(self, columns: Sequence[Any], kinds: Kinds, state: int, *, last: bool = False) -> None:
         """Write rows of the only environment, at most `size`; `last`: whether the episode ends with the last one."""
@@ -119,6 +123,7 @@ class StepRing:
         self._flags[(written + num_rows - 1) % self.size] = last
         steps = 0 if last and not self._spans_episodes else num_steps + num_rows
         self.head = written + num_rows, steps, num_marks, state
+        self.num_ends += last
 
     def write_envs(
         self,

@@ -225,11 +225,12 @@ class Sender:
             self._outbox.encode()
 
     def _grant(self) -> None:
-        """Set the bound of rows that may be written; it never falls, because a call may have read it."""
+        """Set the bounds of rows that may be written; they never fall, because a call may have read them."""
         if self._is_closing or self._outbox.fault is not None or self.is_ended:
-            self.ring.granted = -1
+            self.ring.granted = self.ring.free = -1
         else:
             self.ring.granted = max(self.ring.granted, self._outbox.num_rows_granted())
+            self.ring.free = self._source.row_limit
             self._source.free_bytes(self._outbox.num_bytes_counted)
 
     # ------------------------------------------------------------------------------------------------ waiting calls
@@ -311,7 +312,7 @@ class Sender:
 
     def _begin_close(self) -> None:
         self._is_closing = True
-        self.ring.granted = -1
+        self.ring.granted = self.ring.free = -1
         self._source.take()
         self._source.end_all()
         self._send_now()
@@ -319,7 +320,7 @@ class Sender:
 
     def _end(self, error: Exception | None = None) -> None:
         """Give up pending items, and end the thread; other calls of `close` get the same error."""
-        self.ring.granted = -1
+        self.ring.granted = self.ring.free = -1
         num_left = self._outbox.close()
         if num_left:
             text = "%s: the %s has ended with %d undelivered items. `close(timeout_s=...)` waits longer for them."

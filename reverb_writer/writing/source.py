@@ -31,6 +31,7 @@ class Rows(Protocol):
         num_envs: the number of rows that one call writes.
         head: the number of rows written so far, and values of the caller's.
         granted: rows below this may be written.
+        free: rows below this may be written if they complete no item; -1 when the sender ends.
         wake_at: the call that writes this row or a later one wakes the sender.
     """
 
@@ -38,6 +39,7 @@ class Rows(Protocol):
     num_envs: int
     head: Any
     granted: int
+    free: int
     wake_at: int
 
     def room(self, row: int) -> int:
@@ -119,6 +121,9 @@ class Source(Protocol):
 
     def rows_within(self, num_items: int) -> int:
         """Return the number of rows that may be written until `num_items` items are complete."""
+
+    def note_room(self, num_items: int) -> None:
+        """Note the number of further items that may be complete."""
 
     def free_bytes(self, num_bytes: int) -> None:
         """Note the bytes in flight, which bound the rows of a source whose rows have different sizes."""
