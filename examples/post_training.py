@@ -32,7 +32,9 @@ def log_softmax(logits: Any) -> Any:
 
 def answer(logits: Any, prompt: int, rng: np.random.Generator) -> tuple[list[int], list[float]]:
     """Sample an answer, token by token, until the end; return its tokens and their log-probabilities."""
-    tokens, log_probs, token = [], [], prompt
+    tokens: list[int] = []
+    log_probs: list[float] = []
+    token = prompt
     while token != END and len(tokens) < MAX_TOKENS:
         scores = log_softmax(logits[token])
         token = int(rng.choice(len(scores), p=np.exp(scores)))

@@ -107,7 +107,7 @@ class ItemReader:
             if isinstance(leaf, list | tuple | Mapping) and not _is_values(leaf):
                 return None  # a nest in place of a leaf
             array = leaf if type(leaf) is np.ndarray else host_array(leaf)
-            if single != (array.ndim == 0) or not array.size:
+            if single != (array.ndim == 0) or not (single or len(array)):
                 return None
             columns.append(array[None] if single else array)
         return columns if layout.fits(columns) else None

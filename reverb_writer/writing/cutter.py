@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__package__)
 
+_CHUNKS_AHEAD = 4  # chunks of whole episodes for which a ring has room twice: `extend` then seldom waits
+
 
 class Cutter:
     """The episodes of all environments of an observer. Not thread-safe: only the sender uses it.
@@ -339,7 +341,8 @@ def window_source(
     columns = zip(layout.dtypes, layout.shapes, strict=True)
     row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
     chunk_length = options.chunk_length or chunk_length_for(target.spec, row_bytes, count)
-    size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
+    num_ahead = _CHUNKS_AHEAD * chunk_length if target.spec.sequence_length is None else chunk_length
+    size = ring_rows(row_bytes, count, num_ahead, options.max_in_flight_bytes)
     chunk_length = min(chunk_length, max(size // (2 * count), 1))
     structure = layout.structure
     ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, target, options.max_in_flight_bytes)

@@ -32,7 +32,7 @@ NEVER = 1 << 62
 
 Integers = npt.NDArray[np.int64]
 
-_EPISODE_CHUNK_LENGTH, _MAX_EPISODE_CHUNK_LENGTH = 100, 1000
+_EPISODE_CHUNK_LENGTH, _MAX_EPISODE_CHUNK_LENGTH = 100, 4000
 _EPISODE_CHUNK_BYTES = 1 << 20
 _TINY_CHUNK_BYTES = 2048
 _SHORT_CHUNK_LENGTH = 16
@@ -44,7 +44,7 @@ def chunk_length_for(spec: WindowSpec, step_bytes: float = math.inf, num_envs: i
     Windows that lie end to end (S = L) are one chunk each, or several share a chunk of up to 16 small steps. Chunks of
     other windows lie on the common grid of all starts and ends; if a window touches more than four of these chunks,
     the length is the window's. Tiny chunks are doubled, and have 16 steps if steps are small. Whole episodes have
-    chunks of 100 steps, and of up to 1,000 if these have at most 1 MiB in all environments together.
+    chunks of 100 steps, and of up to 4,000 if these have at most 1 MiB in all environments together.
     `docs/decisions.md#chunk-length` has reasons and figures.
 
     >>> [chunk_length_for(WindowSpec(20, stride)) for stride in (4, 5, 10, 20)]
@@ -56,7 +56,7 @@ def chunk_length_for(spec: WindowSpec, step_bytes: float = math.inf, num_envs: i
     >>> [chunk_length_for(WindowSpec(length, length), step_bytes=52) for length in (1, 3, 16)]
     [16, 15, 16]
     >>> [chunk_length_for(WindowSpec.whole_episode(), step_bytes) for step_bytes in (8, 2048, 28_224)]
-    [1000, 512, 100]
+    [4000, 512, 100]
     """
     if spec.sequence_length is None:
         by_bytes = int(_EPISODE_CHUNK_BYTES / max(step_bytes * num_envs, 1))

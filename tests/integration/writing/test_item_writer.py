@@ -21,6 +21,13 @@ def numbered(number: int, length: int = 3) -> dict[str, Any]:
     return {"tokens": np.full(length, number, np.int32), "version": number}
 
 
+def write_many(writer: rw.ItemWriter, length: int = 3) -> None:
+    """Write items of incompressible numbers until a call is refused, at most a hundred."""
+    rng = np.random.default_rng(0)
+    for number in range(100):
+        writer.write({"tokens": rng.integers(0, 1 << 31, length).astype(np.int32), "version": number})
+
+
 def versions(client: rw.Client, table: str) -> list[Any]:
     """Take out all items of a table, and return their numbers, oldest first."""
     return read_column(client, table, 1)
@@ -127,10 +134,9 @@ def test_items_are_stored_once_when_the_connection_breaks_again_and_again(place:
 def test_a_full_queue_refuses_items_and_keeps_the_order(serve: Serve) -> None:
     client = serve(rw.TableConfig.queue("queue", 2))
     with rw.ItemWriter(client, "queue", on_block="raise", max_in_flight_items=3) as writer:
-        written = 0
         with pytest.raises(rw.errors.ReplayTimeoutError, match="`queue`"):
-            for written in range(100):  # the number of the refused item is read below
-                writer.write(numbered(written))
+            write_many(writer)
+        written = writer.stats().items
         assert 3 <= written <= 5  # two in the queue, three in flight
         got = [int(sample.data["version"]) for sample in client.sample("queue", written)]
         writer.flush()
@@ -143,10 +149,9 @@ def test_a_full_queue_refuses_items_and_keeps_the_order(serve: Serve) -> None:
 def test_bytes_in_flight_are_bounded(serve: Serve) -> None:
     client = serve(rw.TableConfig.queue("queue", 1))
     with rw.ItemWriter(client, "queue", on_block="raise", max_in_flight_bytes=1_000_000) as writer:
-        written, rng = 0, np.random.default_rng(0)
         with pytest.raises(rw.errors.ReplayTimeoutError):
-            for written in range(100):  # as above
-                writer.write({"x": rng.bytes(300_000), "version": written})
+            write_many(writer, 75_000)
+        written = writer.stats().items
         assert 4 <= written <= 6  # one in the queue, four until a million bytes are in flight
         assert writer.stats().pending_bytes < 1_600_000
         assert len(list(client.sample("queue", written))) == written
@@ -209,8 +214,7 @@ def test_a_call_ends_with_the_run(serve: Serve) -> None:
     writer = rw.ItemWriter(client, "queue", max_in_flight_items=1, until=has_ended.is_set, timeout_s=60)
     threading.Timer(0.5, has_ended.set).start()
     with pytest.raises(rw.errors.FinishedError):
-        for number in range(10):
-            writer.write(numbered(number))
+        write_many(writer)
     writer.close()
 
 
