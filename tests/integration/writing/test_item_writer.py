@@ -121,6 +121,8 @@ def test_items_are_stored_once_when_the_connection_breaks_again_and_again(place:
             for number in range(400):
                 writer.write(numbered(number, 500))
                 if number % 100 == 50:
+                    writer.flush()  # there is a connection
+                elif number % 100 == 70:
                     forwarder.cut()
             writer.flush()
             stats = writer.stats()
