@@ -19,6 +19,7 @@ from benchmarks.failover import failover
 from benchmarks.footprint import footprint
 from benchmarks.gateway import gateway
 from benchmarks.in_flight import in_flight
+from benchmarks.items import items_fields, items_sequences
 from benchmarks.kept_items import kept_frames, kept_small
 from benchmarks.local_server import local_server
 from benchmarks.one_process import one_process
@@ -60,6 +61,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         read_ahead,
         slices,
         video,
+        items_sequences,
+        items_fields,
         learner_processes,
         shards,
         failover,

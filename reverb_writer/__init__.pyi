@@ -36,6 +36,7 @@ from reverb_writer.transport.wire import TLS as TLS
 from reverb_writer.windows import EndOfEpisode as EndOfEpisode
 from reverb_writer.windows import WindowSpec as WindowSpec
 from reverb_writer.writing.episode_returns import EpisodeReturns as EpisodeReturns
+from reverb_writer.writing.item_writer import ItemWriter as ItemWriter
 from reverb_writer.writing.observers import EpisodeObserver as EpisodeObserver
 from reverb_writer.writing.observers import SequenceObserver as SequenceObserver
 from reverb_writer.writing.observers import TrajectoryObserver as TrajectoryObserver

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from reverb_writer.arguments import check_priority
 from reverb_writer.background import Flag
 from reverb_writer.client.same_process import forget_priorities, note_priority
 from reverb_writer.client.targets import Shard
+from reverb_writer.client.whole_items import item_request, read_item
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo
@@ -25,17 +24,12 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
-from reverb_writer.leaves import stored_dtype
-from reverb_writer.nests import fields_of, named_leaves
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import Samples, parse
-from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
 from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.single_request import insert_items
+from reverb_writer.transport.single_request import InsertStreams
 
 _LOG = logging.getLogger(__package__)
 
@@ -75,6 +69,7 @@ class Server:
         """Take the ownership of a connection."""
         self.shard = shard  # the server's entry in the client's target
         self.channel = channel  # the connection; another address does not replace it
+        self._streams = InsertStreams(channel)
         self._assemblers: dict[str, BatchAssembler] = {}  # unused ones by table, with decoded chunks of the table
 
     @property
@@ -105,31 +100,11 @@ class Server:
         if not isinstance(priorities, Mapping) or not priorities:
             raise SpecError(f'`priorities` must name tables, such as {{"replay": 1.0}}, got {priorities!r}.')
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
-        paths, leaves = named_leaves(data, "`data`")
-        is_scalar = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
-        if len(is_scalar) != len(leaves):
-            raise StructureError(
-                f"`squeeze` must have a leaf for each of the {len(leaves)} of `data`, got {squeeze!r}."
-            )
-        columns = [
-            np.asarray(leaf)[None] if single else _column(path, leaf)
-            for path, leaf, single in zip(paths, leaves, is_scalar, strict=True)
-        ]
-        if not columns:
-            raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
-        info = self.channel.server_info(deadline.left_s())
-        check_tables_exist(checked, info, self.address)
-        dtypes = [stored_dtype(column.dtype) for column in columns]
-        shapes = [column.shape[1:] for column in columns]
-        times = [() if single else column.shape[:1] for column, single in zip(columns, is_scalar, strict=True)]
-        for table in checked:
-            if (signature := info.tables[table].signature) is not None:
-                check_signature(table, signature, paths, dtypes, shapes, times)
-        spec = b""
-        if fields_of(data) is not None:
-            spec = spec_tensor(tree.unflatten_as(data, list(map(ArraySpec, shapes, dtypes))))
-        request = one_item(columns, is_scalar, checked, spec)
-        insert_items(self.channel, request, deadline.left_s(), info)
+        layout, columns = read_item(data, squeeze)
+        with self._streams.one(checked, lambda: self.channel.server_info(deadline.left_s())) as (stream, info):
+            check_tables_exist(checked, info, self.address)
+            layout.check(columns, {table: info.tables[table].signature for table in checked})
+            stream.insert(item_request(layout, columns, checked), deadline.left_s())
 
     def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:
         """Sample items one by one; an error names the cause of the wait.
@@ -212,6 +187,7 @@ class Server:
     def close(self) -> None:
         """Close the connection. Idempotent; does nothing in a forked child."""
         self.channel.close()
+        self._streams.close()
 
     def _call(self, method: str, request: Any, deadline: Deadline) -> bytes:
         try:
@@ -219,49 +195,6 @@ class Server:
         except StructureError:  # the table does not exist: the next error names the existing tables
             check_tables_exist([request.table], self.channel.server_info(deadline.left_s()), self.address)
             raise
-
-
-def one_item(
-    columns: Sequence[Any],
-    is_scalar: Sequence[bool],
-    priorities: Mapping[str, float],
-    spec: bytes = b"",
-    key: int | None = None,
-) -> InsertRequest:
-    """Encode one item per table over one chunk of columns [T_i, ...]; scalar columns have one row.
-
-    `spec` is a `spec_tensor`, or empty. The items' keys are `key`, `key` + 1, ...; if it is None, the first is random.
-    """
-    chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
-    first_key = first_key if key is None else key
-    chunk = encode_chunk(chunk_key, episode_id, 0, columns, spec=spec)
-    slices = messages.FlatTrajectory(
-        columns=[
-            messages.FlatTrajectory.Column(
-                chunk_slices=[
-                    messages.FlatTrajectory.ChunkSlice(chunk_key=chunk_key, offset=0, length=len(column), index=index)
-                ],
-                squeeze=squeeze,
-            )
-            for index, (column, squeeze) in enumerate(zip(columns, is_scalar, strict=True))
-        ]
-    )
-    rows = []
-    for item_key, (table, priority) in enumerate(priorities.items(), first_key):
-        item = messages.PrioritizedItem(key=item_key, table=table, priority=priority, flat_trajectory=slices)
-        encoded = messages.InsertStreamRequest(items=[item]).SerializeToString()
-        rows.append(np.frombuffer(encoded, np.uint8)[None])
-    return InsertRequest(frozenset(priorities), first_key, rows, {chunk_key: chunk}, len(chunk))
-
-
-def _column(path: str, leaf: Any) -> Any:
-    """Return a leaf as a column [T, ...], checked."""
-    array = np.asarray(leaf)
-    if array.ndim == 0 or array.shape[0] == 0:
-        raise StructureError(
-            f"leaf `{path}`: shape {array.shape}, expected [T, ...] with T >= 1. For a single value pass `value[None]`."
-        )
-    return array
 
 
 def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, began_at: float) -> Samples:

@@ -288,6 +288,15 @@ class Delivery:
         elif not isinstance(reply, ReplayTimeoutError | ConnectionError):
             self._refusal = str(reply)
 
+    @property
+    def lacks_table(self) -> bool:
+        """Whether the server refuses items because it has no such table."""
+        return self.fault is not None and issubclass(self.fault[0], StructureError)
+
+    def has_tables(self, tables: Iterable[str]) -> bool:
+        """Return whether the newest answer to a question names these tables."""
+        return bool(self._answers) and self._answers[-1].tables.keys() >= set(tables)
+
     def limiter_text(self) -> str | None:
         """Return the rate limiter that blocks in the newest answer, with advice; None if no limiter blocks."""
         return explain_limiter(self._answers[-1], self.flight.tables()) if self._answers else None

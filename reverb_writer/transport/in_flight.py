@@ -41,7 +41,6 @@ class InsertRequest:
     first_key: int  # key of the first item; the other keys follow it, in the order of the rows
     rows: list[npt.NDArray[np.uint8]]  # as `encode_items` makes them, in the order of insertion: one item per row
     chunks: dict[int, bytes]  # all encoded chunks of the items, by key, in the order of their steps
-    num_bytes: int  # memory that the request adds: its rows, and chunks that no earlier request had
     num_pending: int = field(init=False)  # items that the present server has not confirmed
     num_new: int = field(init=False)  # items that no server has confirmed
     sent_at: float | None = field(init=False, default=None)  # `time.monotonic()`; minus infinity if it was sent twice
@@ -111,14 +110,41 @@ class InsertRequest:
         return [rows[self._is_pending[stop - len(rows) : stop]] for rows, stop in zip(self.rows, stops, strict=True)]
 
 
+class Memory:
+    """Memory of some requests; a chunk that several of the requests share counts once.
+
+    Attributes:
+        num_bytes: bytes of all rows and chunks.
+    """
+
+    def __init__(self) -> None:
+        """Start without requests."""
+        self.num_bytes = 0
+        self._holders: collections.Counter[int] = collections.Counter()  # by chunk: requests that hold it
+
+    def add(self, request: InsertRequest) -> None:
+        """Count a request."""
+        self.num_bytes += sum(rows.nbytes for rows in request.rows)
+        for key, chunk in request.chunks.items():
+            self.num_bytes += 0 if self._holders[key] else len(chunk)
+            self._holders[key] += 1
+
+    def remove(self, request: InsertRequest) -> None:
+        """Count a request no longer; its chunks still count if another request holds them."""
+        self.num_bytes -= sum(rows.nbytes for rows in request.rows)
+        for key, chunk in request.chunks.items():
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
+                self.num_bytes -= len(chunk)
+
+
 class InFlight:
     """Requests in flight.
 
     Attributes:
         acknowledged: number of items that a server has confirmed.
         pending: number of items that are neither confirmed nor given up.
-        pending_bytes: memory of the pending items.
-        again_bytes: memory of requests that are sent again.
         progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending after it, of the next `add`.
     """
 
@@ -126,11 +152,22 @@ class InFlight:
         """Start with nothing in flight; `needed` returns the keys of chunks that later windows may refer to."""
         self._needed = needed
         self._finished: list[InsertRequest] = []
-        self.acknowledged = self.pending = self.pending_bytes = self.again_bytes = 0
+        self.acknowledged = self.pending = 0
+        self._memory, self._again_memory = Memory(), Memory()
         self.progress_at = 0.0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
         self._on_server: set[int] = set()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory of the requests that have pending items."""
+        return self._memory.num_bytes
+
+    @property
+    def again_bytes(self) -> int:
+        """Memory of the requests that are sent again."""
+        return self._again_memory.num_bytes
 
     @property
     def has_queued(self) -> bool:
@@ -156,7 +193,7 @@ class InFlight:
         if not self.pending:
             self.progress_at = time.monotonic()
         self.pending += request.num_items
-        self.pending_bytes += request.num_bytes
+        self._memory.add(request)
         self._queued.append(request)
 
     def take_message(self, num_bytes: int) -> bytes:
@@ -193,10 +230,7 @@ class InFlight:
             if found:
                 self.progress_at = time.monotonic()
             if not request.num_pending:
-                if request.is_again:
-                    self.again_bytes -= request.num_bytes
-                else:
-                    self.pending_bytes -= request.num_bytes
+                (self._again_memory if request.is_again else self._memory).remove(request)
                 self._sent.remove(request)  # nearly always the first
                 self._finished.append(request)
         return self.acknowledged - before
@@ -221,7 +255,7 @@ class InFlight:
         for request in reversed(requests):
             if request.num_pending:
                 request.is_again = True
-                self.again_bytes += request.num_bytes
+                self._again_memory.add(request)
                 self._queued.appendleft(request)
         self.progress_at = time.monotonic()
 
@@ -229,13 +263,13 @@ class InFlight:
         """Give up the queued requests that were confirmed as a whole; return the number of their pending items."""
         num_items = sum(request.num_pending for request in self._queued if request.is_again)
         self._queued = collections.deque(request for request in self._queued if not request.is_again)
-        self.again_bytes = 0
+        self._again_memory = Memory()
         return num_items
 
     def drop_all(self) -> int:
         """Give up all items; return the number of pending ones."""
         undelivered = self.pending
-        self.pending = self.pending_bytes = self.again_bytes = 0
+        self.pending, self._memory, self._again_memory = 0, Memory(), Memory()
         self._queued.clear()
         self._sent.clear()
         return undelivered

@@ -32,7 +32,7 @@ from typing import Literal
 
 from reverb_writer.tables.saves import NO_SAVE, Saves
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
-from reverb_writer.transport.in_flight import InsertRequest
+from reverb_writer.transport.in_flight import InsertRequest, Memory
 
 _MAX_NUMBERS = 64  # saves whose numbers of inserts are remembered
 
@@ -60,18 +60,16 @@ class KeptRequests:
 
     Attributes:
         max_bytes: bound on the memory of the requests, in bytes; 0 to keep none.
-        num_bytes: memory of the requests, chunks that they share counted once.
         saves: the server's saves in the newest answer; None if it does not count them.
     """
 
     def __init__(self, max_bytes: int, counts: collections.Counter[str]) -> None:
         """Keep nothing yet; raise counters of `ObserverStats` in `counts`."""
         self.max_bytes, self._counts = max_bytes, counts
-        self.num_bytes = 0
         self.saves: Saves | None = None
         self._kept: collections.deque[_Kept] = collections.deque()
         self._num_asked = 0  # kept requests that were confirmed before the open question
-        self._chunks: collections.Counter[int] = collections.Counter()  # kept requests of each chunk
+        self._memory = Memory()
         self._tables: set[str] = set()
         self._before: Mapping[str, TableInfo] = {}  # tables of the newest answer
         self._answered_at = 0.0  # `time.monotonic()` of the newest answer
@@ -83,6 +81,11 @@ class KeptRequests:
     def __len__(self) -> int:
         """Return the number of kept requests."""
         return len(self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the kept requests."""
+        return self._memory.num_bytes
 
     @property
     def num_items(self) -> int:
@@ -98,10 +101,7 @@ class KeptRequests:
             self._num_again.update({table: request.count(table) for table in request.tables})
             request.is_again = False
         self._kept.append(_Kept(request))
-        self.num_bytes += sum(rows.nbytes for rows in request.rows)
-        for key, chunk in request.chunks.items():
-            self.num_bytes += 0 if self._chunks[key] else len(chunk)
-            self._chunks[key] += 1
+        self._memory.add(request)
         num_items = 0
         while self.num_bytes > self.max_bytes:
             num_items += self._release().request.num_kept
@@ -175,8 +175,7 @@ class KeptRequests:
         """Keep nothing any more; return the number of items that were kept."""
         num_items = self.num_items
         self._kept.clear()
-        self._chunks.clear()
-        self.num_bytes = self._num_asked = 0
+        self._memory, self._num_asked = Memory(), 0
         return num_items
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -188,12 +187,7 @@ class KeptRequests:
         """Remove the oldest kept request, or the newest one."""
         kept = self._kept.pop() if end else self._kept.popleft()
         self._num_asked = max(self._num_asked - 1, 0)
-        self.num_bytes -= sum(rows.nbytes for rows in kept.request.rows)
-        for key, chunk in kept.request.chunks.items():
-            self._chunks[key] -= 1
-            if not self._chunks[key]:
-                del self._chunks[key]
-                self.num_bytes -= len(chunk)
+        self._memory.remove(kept.request)
         return kept
 
     def _num_sent_since_answer(self, table: str) -> int:

@@ -87,6 +87,8 @@ class Pipe:
             self._call.cancel()
 
     async def _run(self) -> None:
+        if self._deliver is None:  # closed in between; a later `close` finds the call and cancels it
+            return
         error = await self._carry()
         self._cancel()
         # gRPC keeps the connection while a call of it exists, and the frames of the traceback refer to the call.

@@ -1,4 +1,4 @@
-"""One request over a stream of its own, delivered before the call returns."""
+"""Single requests, each delivered before its call returns, over streams that are kept for the next request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import collections
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 
 from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
@@ -14,16 +15,34 @@ from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.wait import Wait
 
+_MAX_IDLE = 4
 
-def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, info: ServerInfo | None = None) -> None:
-    """Send items by their own stream, and return when the server has confirmed every item.
 
-    A server inserts the items of a stream in order, so a waiting item blocks all later items of the stream: unrelated
-    items must not share a stream. After an error, the server may still insert received items. `Delivery` documents
-    `info`.
+class InsertStream:
+    """A stream to one server, used by one call at a time.
+
+    Attributes:
+        info: the server's tables when the stream was opened.
     """
-    inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    with contextlib.closing(Delivery(channel, inbox.put, collections.Counter(), info=info)) as delivery:
+
+    def __init__(self, channel: Channel, info: ServerInfo | None = None) -> None:
+        """Open a stream at the first request; `Delivery` documents `info`."""
+        self.info = info
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._delivery = Delivery(channel, self._inbox.put, collections.Counter(), info=info)
+        self._address = channel.address
+
+    def is_usable(self, tables: Iterable[str]) -> bool:
+        """Return whether nothing has happened since the last request, and the server had these tables."""
+        is_same = self._address == self._delivery.channel.address and self._inbox.empty()
+        return is_same and self.info is not None and all(table in self.info.tables for table in tables)
+
+    def insert(self, request: InsertRequest, timeout_s: float) -> None:
+        """Send items, and return when the server has confirmed every item.
+
+        After an error, close the stream; the server may still insert received items.
+        """
+        delivery = self._delivery
         delivery.flight.add(request)
         wait = Wait("flush", timeout_s)
         while num_pending := delivery.flight.pending:
@@ -31,7 +50,71 @@ def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, inf
                 raise late
             pause_s = min(delivery.proceed(), wait.left_s(), threading.TIMEOUT_MAX)
             with contextlib.suppress(queue.Empty):
-                inbox.get(timeout=pause_s)()
+                self._inbox.get(timeout=pause_s)()
             if delivery.fault is not None:
                 kind, text = delivery.fault
                 raise kind(text)
+
+    def close(self) -> None:
+        """End the stream. Idempotent."""
+        self._delivery.close()
+
+
+class InsertStreams:
+    """Streams to one server that are between two requests. Thread-safe.
+
+    A server inserts the items of a stream in order, so a waiting item blocks all later items of the stream: calls at
+    the same time use different streams.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        """Open no stream yet."""
+        self._channel = channel
+        self._idle: list[InsertStream] = []
+        # An open stream keeps the channel alive, so it must not outlive the owner of this object.
+        weakref.finalize(self, _close_all, self._idle).atexit = False
+
+    @contextlib.contextmanager
+    def one(self, tables: Iterable[str], ask: Callable[[], ServerInfo]) -> Iterator[tuple[InsertStream, ServerInfo]]:
+        """Lend a stream and the server's tables, which `ask` returns if no stream knows them; keep it after a success.
+
+        A server that was restarted since has ended its streams: a stream without news knows the tables.
+        """
+        self._channel.check_usable()
+        stream = None
+        while self._idle and stream is None:
+            with contextlib.suppress(IndexError):  # another thread was first
+                stream = self._idle.pop()
+            if stream is not None and not stream.is_usable(tables):
+                stream.close()
+                stream = None
+        if stream is None or stream.info is None:
+            info = ask()
+            stream = InsertStream(self._channel, info)
+        else:
+            info = stream.info
+        try:
+            yield stream, info
+        except BaseException:
+            stream.close()
+            raise
+        if len(self._idle) < _MAX_IDLE:
+            self._idle.append(stream)
+        else:
+            stream.close()
+
+    def close(self) -> None:
+        """End all streams. Idempotent."""
+        _close_all(self._idle)
+
+
+def _close_all(streams: list[InsertStream]) -> None:
+    while streams:
+        with contextlib.suppress(IndexError):
+            streams.pop().close()
+
+
+def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, info: ServerInfo | None = None) -> None:
+    """Send items by a stream of their own, and return when the server has confirmed every item."""
+    with contextlib.closing(InsertStream(channel, info)) as stream:
+        stream.insert(request, timeout_s)

@@ -28,9 +28,10 @@ class Wait:
     """A call that waits for room, or until everything is confirmed.
 
     If `extends`, progress starts the time-out again: a confirmation, or other streams' inserts into a table whose rate
-    limiter blocks ours. Reverb takes inserts in the order of arrival, so these inserts were ahead of ours. The wait
-    ends after at most ten times the time-out. The server is asked when the wait proves long, at half of the time-out,
-    and shortly before its end. The difference of the answers shows whether actors or learners make progress.
+    limiter blocks ours. Reverb takes inserts in the order of arrival, so these inserts were ahead of ours. They extend
+    a wait to at most ten times the time-out; confirmations have no such bound. The server is asked when the wait proves
+    long, at half of the time-out, and shortly before its end. The difference of the answers shows whether actors or
+    learners make progress.
 
     If `outlasts` is true too, an answer of the server in which a rate limiter blocks our inserts also starts the
     time-out again, and the wait has no bound: its owner ends it when the run has ended.

@@ -7,43 +7,50 @@ on arrays count the rows of all environments.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.client import same_process
+from reverb_writer.client.client import Client
+from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.encoders import Encoder, OpenEpisode, Ready
-from reverb_writer.writing.ring import Reset
-from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget
+from reverb_writer.writing.ring import Reset, StepRing, ring_rows
+from reverb_writer.writing.source import REQUEST_ITEMS
+from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.stream_options import Books, StreamOptions
+from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget, chunk_length_for
 
 if TYPE_CHECKING:
     from reverb_writer.writing.outbox import Destination
 
 _LOG = logging.getLogger(__package__)
 
+_CHUNKS_AHEAD = 4  # chunks of whole episodes for which a ring has room twice: `extend` then seldom waits
+
 
 class Cutter:
     """The episodes of all environments of an observer. Not thread-safe: only the sender uses it.
 
     Attributes:
-        encoder, ring, target, books: the encoder, its rows, the windows with their present priority, and the counters.
-        taken: rows taken so far.
-        num_counted: items that the observer has counted in these rows and marks.
-        num_unencoded: complete items that are not encoded yet.
-        unsent_bytes: bytes of chunks that are in no request yet.
-        has_new: set when rows or marks are taken; the sender clears it.
+        encoder, ring, target: the encoder, its rows, and the windows with their present priority.
         episodes: the open episode of each environment.
+        other attributes: as of `Source`.
     """
 
     def __init__(self, encoder: Encoder, target: WindowTarget, chunk_length: int) -> None:
         """Begin an episode in each environment."""
         self.encoder, self.ring, self.target, self.books = encoder, encoder.ring, target, encoder.books
+        self.tables = frozenset(target.tables)
         self._chunk_length = chunk_length
         self.taken = self.num_counted = self.num_unencoded = self.unsent_bytes = 0
-        self.has_new = False
+        self.has_new = self.is_prompt = False
+        self.items_per_call: float = target.items_per_step * self.ring.num_envs
         self._num_marks = 0  # marks taken so far
         self._num_encoded = 0  # encoded items of open episodes
         self._ended: list[Ready] = []
@@ -52,6 +59,17 @@ class Cutter:
         # Per environment: steps of its episode, open steps (in no chunk), and the first open row; the step count up to
         # which its windows are encoded, and at the last end of an episode in a longer stream.
         self._steps, self._open, self._first, self._encoded, self._boundary = np.zeros((5, count), np.int64)
+
+    def free_rows(self) -> int:
+        """Release rows that are in chunks or in no window; return the row below which rows may be written.
+
+        The rows are released first, because the observer may overwrite them at once.
+        """
+        self.ring.release(self.first_needed)
+        return self.first_needed + self.ring.capacity - self.ring.rows_per_call + 1
+
+    def free_bytes(self, num_bytes: int) -> None:
+        """Do nothing, because all rows have one size and the ring bounds their number."""
 
     @property
     def first_needed(self) -> int:
@@ -78,12 +96,14 @@ class Cutter:
                 self.target = replace(self.target, priority=mark)
         self._take_steps(written)
         self._tally()
-        if written - self.first_needed > self.ring.size // 2:
+        half = self.ring.capacity // 2
+        if written - self.first_needed > half:
             # The ring needs these rows.
-            self._seal_where((self._open > 0) & (self._first < written - self.ring.size // 2))
+            self._seal_where((self._open > 0) & (self._first < written - half))
 
     def _take_steps(self, stop: int) -> None:
         start, self.taken = self.taken, stop
+        self.ring.measure(start, stop)
         if start == stop:
             return
         index = self.ring.rows(start, stop)
@@ -208,6 +228,11 @@ class Cutter:
             self._end(env, rows, align=discard is None, discard=discard)
             self._tally()
 
+    def end_all(self) -> None:
+        """End all open episodes, as by a reset; windows that are complete now are written."""
+        for env in range(self.ring.num_envs):
+            self.end(env, "reset")
+
     def _end(self, env: int, rows: Integers, *, align: bool = False, discard: str | None = None) -> None:
         episode, num_steps = self.episodes[env], int(self._steps[env])
         reason = "overflow" if num_steps > self.target.max_steps else discard
@@ -245,6 +270,10 @@ class Cutter:
                 _LOG.info(text, dropped[reason], reason)
         self.books.dropped_steps.update(dropped)
 
+    def destinations(self) -> set[Destination | None]:
+        """Return the servers of the open episodes; None for episodes without one."""
+        return {episode.destination for episode in self.episodes}
+
     def leave(self, destinations: Sequence[Destination], reason: str) -> None:
         """End the open episodes of these destinations; windows that are not encoded are sent to other destinations."""
         for env, episode in enumerate(self.episodes):
@@ -272,6 +301,19 @@ class Cutter:
         self.books.counts["items"] += num_taken
         return ready
 
+    def requests(self, group: Sequence[Ready]) -> Iterator[InsertRequest]:
+        """Make requests of windows of the same target and for the same server."""
+        start = 0
+        while start < len(group):
+            stop, num_items = start, 0
+            while stop < len(group) and num_items < REQUEST_ITEMS:
+                num_items += group[stop].num_items
+                stop += 1
+            request = self.encoder.request(group[start:stop])
+            if request is not None:
+                yield request
+            start = stop
+
     def needed_chunks(self) -> list[int]:
         """Return the keys of the chunks that later windows may refer to."""
         episodes = [*self.episodes, *[ready.episode for ready in self._ended]]
@@ -279,5 +321,34 @@ class Cutter:
 
     def cut_long_streams(self, max_items: int) -> None:
         """End each stream of at least `max_items` items, so that another shard gets the next windows."""
+        if not self.target.spans_episodes:
+            return
         for env in (self.target.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
             self.end(env, "reset")
+
+
+def window_source(
+    client: Client,
+    layout: StepLayout,
+    target: WindowTarget,
+    options: StreamOptions,
+    books: Books,
+    *,
+    num_envs: int | None,
+) -> Cutter:
+    """Make the ring, the encoder and the cutter of an observer; count in `books`."""
+    count = num_envs or 1
+    columns = zip(layout.dtypes, layout.shapes, strict=True)
+    row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
+    chunk_length = options.chunk_length or chunk_length_for(target.spec, row_bytes, count)
+    num_ahead = _CHUNKS_AHEAD * chunk_length if target.spec.sequence_length is None else chunk_length
+    size = ring_rows(row_bytes, count, num_ahead, options.max_in_flight_bytes)
+    chunk_length = min(chunk_length, max(size // (2 * count), 1))
+    structure = layout.structure
+    ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, target, options.max_in_flight_bytes)
+
+    def largest_priority(tables: Sequence[str]) -> float:
+        return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)
+
+    encoder = Encoder(ring, layout, books, largest_priority, keeps_columns=callable(target.priority))
+    return Cutter(encoder, target, chunk_length)

@@ -47,7 +47,6 @@ class Chunk:
     data: bytes  # as `encode_chunk` makes it
     # columns and kinds owned by the chunk, if a priority is a function
     columns: Sequence[npt.NDArray[Any]] | None = None
-    counted: bool = False  # whether a request in flight already counts its bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -153,19 +152,13 @@ class Encoder:
             keys = np.arange(first_key, first_key + len(of) * target.num_tables, dtype=np.uint64).reshape(-1, len(of))
             rows = _item_rows(target.tables, keys, priorities, widths, slices, len(self.layout.dtypes))
             is_needed[touched] = True
-        needed: dict[int, bytes] = {}
-        num_bytes = sum(row.nbytes for row in rows)
-        for number in is_needed.nonzero()[0].tolist():
-            chunk = chunks[number]
-            needed[chunk.key] = chunk.data
-            num_bytes += 0 if chunk.counted else len(chunk.data)
-            chunk.counted = True
+        needed = {chunks[number].key: chunks[number].data for number in is_needed.nonzero()[0].tolist()}
         for ready in group:
             # The next window ends after `num_steps`, so it begins after `num_steps - length`. An ended episode has no
             # next window.
             needed_from = NEVER if ready.end is not None else ready.num_steps - target.length
             ready.episode.chunks = [chunk for chunk in ready.episode.chunks if chunk.stop > needed_from]
-        return InsertRequest(frozenset(target.tables), first_key, rows, needed, num_bytes) if rows else None
+        return InsertRequest(frozenset(target.tables), first_key, rows, needed) if rows else None
 
     def _priorities(
         self, target: WindowTarget, of: Integers, starts: Integers, ends: Integers, group: Sequence[Ready]

@@ -101,7 +101,7 @@ def estimate(
 def _shared(length: int, stride: int, chunk: int, episode: int | None) -> _PerItem:
     """Return an item's part of the stream if the items of an episode share its chunks."""
     if stride == length:
-        return _PerItem(1, 1, length)
+        return _PerItem(1, length / max(chunk, length), length)
     windows = None if episode is None else max(1, (episode - length) // stride + 1)
     period = chunk // math.gcd(stride, chunk)
     num_starts = period if windows is None else min(period, windows)

@@ -23,7 +23,6 @@ from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length, named_leaves, rows
 from reverb_writer.rows import LAST
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.wait import Wait
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import Reset
 from reverb_writer.writing.sender import Sender
@@ -213,13 +212,6 @@ class Observer(ObserverLife):
                 "observer per thread; the thread may change between episodes, or after `reset`."
             )
         self._thread = get_ident()
-
-    def _wait_for_room(self, sender: Sender) -> None:
-        """Wait until the next call is granted."""
-        self._check(sender)
-        is_patient, outlasts = self._options.on_block != "raise", self._options.until is not None
-        timeout_s = self._timeout_s if is_patient else 0.0
-        self._wait(sender, Wait("room", timeout_s, extends=is_patient, outlasts=is_patient and outlasts))
 
     # ------------------------------------------------------------------------------------------------- many steps
 

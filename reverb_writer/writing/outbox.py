@@ -1,7 +1,7 @@
-"""Complete windows between cutter and servers: the choice of each episode's server, and the limit of items in flight.
+"""Complete items between source and servers: the choice of each episode's server, and the limit of items in flight.
 
-    episode -> rendezvous hashing of actor and episode -> the first server that answers and has room
-    its windows -> a request -> the delivery to that server
+    episode, or some items -> rendezvous hashing of actor and episode -> the first server that answers and has room
+    its items -> a request -> the delivery to that server
 
 A lost server gets no more items: its unconfirmed items are given up and counted, and its open episodes are cut. The
 next episodes use other servers. A server that answers is not lost, even if its rate limiter blocks.
@@ -12,23 +12,21 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import rank_shards, writer_name
 from reverb_writer.transport.delivery import Delivery, Post
-from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.encoders import Ready
-from reverb_writer.writing.stream_options import ObserverStats, StreamOptions
-from reverb_writer.writing.window_target import WindowTarget
+from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Source
+from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats
 
 _LOG = logging.getLogger(__package__)
 
 LOST_SHARD = "lost_shard"
 
-_REQUEST_ITEMS, _REQUEST_BYTES = 1024, 1 << 20  # complete windows are encoded at this size, even if no call waits
 _SPANNING_ITEMS = 1000  # items at one of several shards before a stream of windows that cross episodes is cut
 _LEAST_ITEMS, _LEAST_CALLS, _MOST_ITEMS = 400, 32, 16_384  # bounds of the unconfirmed items at a server
 _AHEAD_S, _EPOCH_S = 0.1, 0.05
@@ -80,19 +78,18 @@ class Destination:
 
 
 class Outbox:
-    """Sends the windows of one observer to its servers. Not thread-safe: only the sender uses it."""
+    """Sends the items of one writer to its servers. Not thread-safe: only the sender uses it."""
 
     def __init__(
         self,
         client: Client,
-        options: StreamOptions,
-        cutter: Cutter,
+        options: DeliveryOptions,
+        source: Source,
         post: Post,
     ) -> None:
         """Make a destination per server of the client's target."""
         self._client, self._options, self._name = client, options, writer_name()
-        self._cutter, self._books, self._post = cutter, cutter.books, post
-        self._ring, self._target = cutter.ring, cutter.target
+        self._source, self._books, self._post = source, source.books, post
         self._num_episodes = 0
         self._shards: Sequence[Server] = ()
         self._destinations: dict[str, Destination] = {}  # by the shard's name
@@ -103,19 +100,19 @@ class Outbox:
     @property
     def is_enough(self) -> bool:
         """Whether enough is complete for a message."""
-        cutter = self._cutter
-        enough = min(_REQUEST_ITEMS, self.part_of_limit(2))
-        return cutter.num_unencoded >= enough or cutter.unsent_bytes >= _REQUEST_BYTES
+        source = self._source
+        enough = min(REQUEST_ITEMS, self.part_of_limit(2))
+        return source.num_unencoded >= enough or source.unsent_bytes >= REQUEST_BYTES
 
     @property
     def is_half(self) -> bool:
         """Whether half of the items that may be in flight wait for full chunks: the server would run out of work."""
-        return self._cutter.num_unencoded >= self.part_of_limit(2)
+        return self._source.num_unencoded >= self.part_of_limit(2)
 
     def encode(self) -> None:
         """Encode the windows that are complete in chunks, and write them to their destinations."""
-        groups: dict[tuple[Destination, WindowTarget], list[Ready]] = {}  # a new priority makes a new target
-        for ready in self._cutter.take_ready():
+        groups: dict[tuple[Destination, Hashable], list[Any]] = {}  # a new priority makes a new target
+        for ready in self._source.take_ready():
             destination = ready.episode.destination
             if destination is None:
                 destination = ready.episode.destination = self._choose(ready.num_items)
@@ -124,22 +121,14 @@ class Outbox:
         for (destination, _), group in groups.items():
             destination.num_reserved = 0
             self._write(destination, group)
-        self._cutter.unsent_bytes = 0
-        if self._target.spans_episodes and len(self._destinations) > 1:
-            self._cutter.cut_long_streams(_SPANNING_ITEMS)
+        self._source.unsent_bytes = 0
+        if len(self._destinations) > 1:
+            self._source.cut_long_streams(_SPANNING_ITEMS)
 
-    def _write(self, destination: Destination, group: list[Ready]) -> None:
+    def _write(self, destination: Destination, group: list[Any]) -> None:
         flight = destination.delivery.flight
-        start = 0
-        while start < len(group):
-            stop, num_items = start, 0
-            while stop < len(group) and num_items < _REQUEST_ITEMS:
-                num_items += group[stop].num_items
-                stop += 1
-            request = self._cutter.encoder.request(group[start:stop])
-            if request is not None:
-                flight.add(request)
-            start = stop
+        for request in self._source.requests(group):
+            flight.add(request)
 
     # ------------------------------------------------------------------------------------------------ back pressure
 
@@ -147,32 +136,32 @@ class Outbox:
     def _least_limit(self) -> int:
         return min(destination.limit.items for destination in self._all)
 
-    @property
-    def num_rows_granted(self) -> int:
-        """Number of rows below which a call may be written: the ring has room for it."""
-        return self._cutter.first_needed + self._ring.size - self._ring.rows_per_call + 1
-
     def num_items_granted(self) -> int:
-        """Return the number of items, as the observer counts them, below which a call may be written."""
+        """Return the number of items, as the caller counts them, below which a call may be written."""
         for destination in self._all:
             destination.limit.update(destination.delivery.flight.acknowledged)
-        return self._cutter.num_counted + self._room()
+        return self._source.num_counted + self._room()
 
     def part_of_limit(self, parts: int) -> int:
         """Return one of `parts` equal parts of the items that may be in flight, at least one item."""
         return max(self._least_limit // parts, 1)
+
+    @property
+    def num_bytes_pending(self) -> int:
+        """Bytes of unconfirmed items."""
+        return sum(each.delivery.flight.pending_bytes for each in self._all)
 
     def _room(self) -> int:
         """Return the number of further items that may be complete: the room of the fullest destination of an episode.
 
         The fullest counts because one call has steps of all environments, and each may be for this destination.
         """
-        in_use = {episode.destination for episode in self._cutter.episodes}
+        in_use = self._source.destinations()
         rooms = [self._room_of(destination) for destination in in_use if destination is not None]
         if None in in_use:
             usable = [destination for destination in self._all if not destination.is_lost] or self._all
             rooms.append(max(map(self._room_of, usable)))
-        return min(rooms) - self._cutter.num_unencoded
+        return min(rooms) - self._source.num_unencoded
 
     def _room_of(self, destination: Destination) -> int:
         """Return the number of further items that may be unconfirmed there; 0 if too many bytes are unconfirmed."""
@@ -219,8 +208,8 @@ class Outbox:
         return left
 
     def _new_destination(self, server: Server) -> Destination:
-        limit = ItemLimit(self._options.max_in_flight_items, self._target.items_per_step * self._ring.num_envs)
-        needed, counts = self._cutter.needed_chunks, self._books.counts
+        limit = ItemLimit(self._options.max_in_flight_items, self._source.items_per_call)
+        needed, counts = self._source.needed_chunks, self._books.counts
         delivery = Delivery(
             server.channel,
             self._post,
@@ -250,11 +239,14 @@ class Outbox:
             is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
             # If no other server can take the next episodes, nothing is given up.
             has_other = any(not each.is_lost for each in self._all if each is not destination)
-            if destination.is_lost and not is_told and last_at > destination.asked_at:
+            has_answered = last_at > destination.asked_at and destination.delivery.has_tables(self._source.tables)
+            if destination.is_lost and not is_told and has_answered:
                 destination.is_lost = False
                 _LOG.info("Shard %s answers again.", destination.server.address)
-            elif not destination.is_lost and has_other and (is_told or is_silent):
+            elif not destination.is_lost and has_other and (is_told or is_silent or destination.delivery.lacks_table):
                 silence = f"has neither confirmed nor answered anything for {silent_s:.1f} s"
+                if destination.delivery.fault is not None:
+                    silence = f"refuses items ({destination.delivery.fault[1]})"
                 another = self._destinations[name] = self._new_destination(destination.server)
                 another.delivery.take_over(destination.delivery)  # a shard that is restarted gets its confirmed items
                 self._give_up(destination, "is called lost by the target" if is_told else silence)
@@ -264,7 +256,7 @@ class Outbox:
                 destination.asked_at = now
                 destination.delivery.ask()
         if lost:
-            self._cutter.leave(lost, LOST_SHARD)
+            self._source.leave(lost, LOST_SHARD)
 
     def _give_up(self, destination: Destination, why: str) -> None:
         num_items = destination.delivery.close()
@@ -317,11 +309,11 @@ class Outbox:
     @property
     def num_pending(self) -> int:
         """Number of items that are complete and not confirmed."""
-        return self._cutter.num_unencoded + self.num_written
+        return self._source.num_unencoded + self.num_written
 
     def close(self) -> int:
         """Give up all pending items; return their number."""
-        num_left, self._cutter.num_unencoded = self._cutter.num_unencoded, 0
+        num_left, self._source.num_unencoded = self._source.num_unencoded, 0
         self._books.counts["items"] += num_left
         return num_left + sum(destination.delivery.close() for destination in self._all)
 
@@ -329,7 +321,7 @@ class Outbox:
         """Return the counters now, without the counters that the observer keeps."""
         counts, num_written = self._books.counts, self.num_written
         return ObserverStats(
-            **{**counts, "items": counts["items"] + self._cutter.num_unencoded},
+            **{**counts, "items": counts["items"] + self._source.num_unencoded},
             pending_items=self.num_pending,
             pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self._all),
             kept_bytes=sum(each.delivery.kept.num_bytes + each.delivery.flight.again_bytes for each in self._all),

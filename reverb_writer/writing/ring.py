@@ -12,6 +12,7 @@ Source: Lamport 1977, Proving the correctness of multiprocess programs (one prod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from reverb_writer.writing.window_target import WindowTarget
 
 _MAX_ROWS = 1024
 _MIN_ROWS = 4
+_FIRST_ROWS = 64  # of an environment, before the size of its strings is known
 
 
 class Reset(NamedTuple):
@@ -47,6 +49,7 @@ class StepRing:
 
     Attributes:
         size: number of rows.
+        capacity: most rows that may be held, less than `size` if strings are long. Only the sender assigns it.
         num_envs: number of environments, 1 also for steps without a batch dimension.
         columns: arrays [size, ...], one per leaf.
         kinds: the kind of each row, uint8 [size].
@@ -70,13 +73,17 @@ class StepRing:
         num_envs: int | None,
         size: int,
         target: WindowTarget,
+        max_bytes: float = math.inf,
     ) -> None:
-        """Allocate the rows, which complete windows of `target`."""
+        """Allocate the rows, which complete windows of `target`; strings in them may have about `max_bytes`."""
         self.size, self.num_envs = size, num_envs or 1
         self.rows_per_call = 2 * self.num_envs
         self.columns: list[npt.NDArray[Any]] = [
             np.zeros((size, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
+        self._strings = [column for column in self.columns if column.dtype.hasobject]
+        self.capacity = min(size, _FIRST_ROWS * self.num_envs) if self._strings else size
+        self._max_bytes, self._most_row_bytes, self._released = max_bytes, 1.0, 0
         self._flags, self._kinds = bytearray(size), bytearray(size)  # their memory: one element is set faster here
         self.last, self.kinds = np.frombuffer(self._flags, np.bool_), np.frombuffer(self._kinds, np.uint8)
         self.envs = np.zeros(size, np.int32)
@@ -187,7 +194,7 @@ class StepRing:
         self.head = (written, num_steps, num_marks + 1, state, num_items)
 
     def free_steps(self) -> int:
-        """Return how many steps of the only environment may be written at once; zero or less if the next one waits."""
+        """Return how many steps of the only environment may be written at once; not positive for none."""
         written, num_steps, _, _, num_items = self.head
         if num_items >= self.granted_items:
             return 0
@@ -200,6 +207,28 @@ class StepRing:
         return wake_after if written > wake_after[0] or num_items > wake_after[1] else None
 
     # -------------------------------------------------------------------------------------------- the sender's side
+
+    def measure(self, start: int, stop: int) -> None:
+        """Set the capacity by the strings in the rows `start` to `stop`, which are new."""
+        if self._strings and start != stop:
+            index = self.rows(start, stop)
+            num_bytes = sum(sum(map(len, column[index].flat)) for column in self._strings)
+            self._most_row_bytes = max(self._most_row_bytes, num_bytes / (stop - start))
+            fitting = int(min(self._max_bytes / self._most_row_bytes, self.size))
+            self.capacity = max(fitting, _MIN_ROWS * self.num_envs)
+
+    def release(self, stop: int) -> None:
+        """Forget the strings of all rows before `stop`: chunks have them, or no window does."""
+        if self._strings and stop > self._released:
+            index = self.rows(self._released, stop)
+            for column in self._strings:
+                column[index] = None
+        self._released = stop
+
+    def room(self) -> tuple[int, int]:
+        """Return the numbers of rows and of items for which there is room; a call is granted if both are positive."""
+        written, _, _, _, num_items = self.head
+        return self.granted - written, self.granted_items - num_items
 
     def rows(self, start: int, stop: int) -> Any:
         """Return an index for the rows `start` to `stop`: a slice, unless they cross the end of the ring."""

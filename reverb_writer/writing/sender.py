@@ -1,9 +1,10 @@
 """The sender: one thread that does all work after the copy of a step.
 
-    rows of the ring, answers of servers, waiting calls, time
-        -> one inbox -> take rows -> cut windows -> encode them -> write them to the destinations -> grant further rows
+    rows of the source, answers of servers, waiting calls, time
+        -> one inbox -> take rows -> make requests -> write them to the destinations -> grant further rows
 
-The thread receives no signals and shares only the ring: so there are no locks, and Ctrl-C leaves nothing half done.
+The source is a `Cutter`, which makes windows of steps, or an `ItemSource`, whose rows are whole items. The thread
+receives no signals and shares only the source's rows: so there are no locks, and Ctrl-C leaves nothing half done.
 Other threads put functions into the inbox, and the sender calls them. It sleeps without work: an observer without steps
 costs nothing.
 """
@@ -16,7 +17,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client import same_process
@@ -25,13 +27,9 @@ from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError,
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.wait import Wait
-from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.encoders import Encoder
 from reverb_writer.writing.outbox import Outbox
-from reverb_writer.writing.ring import StepRing, ring_rows
-from reverb_writer.writing.step_layout import StepLayout
-from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
-from reverb_writer.writing.window_target import WindowTarget, chunk_length_for
+from reverb_writer.writing.source import Source
+from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats
 
 _LOG = logging.getLogger(__package__)
 
@@ -45,26 +43,17 @@ _UNTIL_S = 0.2  # interval at which a waiting call asks whether the run has ende
 
 
 class Sender:
-    """Sends the windows of one observer. Methods are thread-safe unless their names begin with an underscore.
+    """Sends the items of one writer. Methods are thread-safe unless their names begin with an underscore.
 
     Attributes:
-        ring: the observer's rows.
+        ring: the rows between the writer and the sender.
         is_ended: whether the sender is closed.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        layout: StepLayout,
-        target: WindowTarget,
-        options: StreamOptions,
-        books: Books,
-        *,
-        num_envs: int | None,
-    ) -> None:
-        """Make the ring, the cutter, the outbox and a thread, which starts with the first work; count in `books`."""
+    def __init__(self, client: Client, source: Source, options: DeliveryOptions, name: str) -> None:
+        """Make the outbox and a thread, which starts with the first work; errors call the sender's owner `name`."""
         self.is_ended = False
-        self._options = options
+        self._options, self._name = options, name
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waits: list[Wait] = []
         self._look_at = math.inf  # time of the next look at rows that do not wake the thread
@@ -78,21 +67,9 @@ class Sender:
         self._at_end: Callable[[], None] = lambda: None
         self._thread = LateThread(self._run, "reverb-writer_send")
 
-        count = num_envs or 1
-        columns = zip(layout.dtypes, layout.shapes, strict=True)
-        row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
-        chunk_length = options.chunk_length or chunk_length_for(target.spec, row_bytes)
-        size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
-        chunk_length = min(chunk_length, max(size // (2 * count), 1))
-        structure = layout.structure
-        self.ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, target)
-
-        def largest_priority(tables: Sequence[str]) -> float:
-            return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)
-
-        encoder = Encoder(self.ring, layout, books, largest_priority, keeps_columns=callable(target.priority))
-        self._cutter = Cutter(encoder, target, chunk_length)
-        self._outbox = Outbox(client, options, self._cutter, self.post)
+        self.ring: Any = source.ring  # the caller knows which rows
+        self._source = source
+        self._outbox = Outbox(client, options, source, self.post)
         self._stats = self._outbox.stats()
         self._grant()
         same_process.add_sender(self)
@@ -119,7 +96,7 @@ class Sender:
                 silent_s = time.monotonic() - self._turned_at
                 if silent_s > wait.timeout_s:
                     raise ReplayTimeoutError(
-                        f"the observer has done nothing for {silent_s:.1f} s. A `priority` function may be waiting "
+                        f"the {self._name} has done nothing for {silent_s:.1f} s. A `priority` function may be waiting "
                         "for a lock that this thread holds: release it before you call the observer."
                     )
         finally:
@@ -128,7 +105,7 @@ class Sender:
             raise error
 
     def send_due(self) -> None:
-        """Send all complete windows soon; never waits."""
+        """Send all complete items soon; never waits."""
         if self._thread.has_begun:  # a sender that an interrupt kept from its observer must not begin
             self.post(self._send_now)
 
@@ -161,8 +138,13 @@ class Sender:
             try:
                 self._turn()
             except BaseException as error:  # noqa: BLE001  # callers must get an error, and not wait for this thread
-                _LOG.exception("An observer has failed and is closed. Please report it.")
-                self._failure = ReverbWriterError, f"the observer has failed ({error!r}) and is closed. See its log."
+                _LOG.exception(
+                    "The thread of an %s has failed; the %s is closed. Please report it.", self._name, self._name
+                )
+                self._failure = (
+                    ReverbWriterError,
+                    f"the {self._name} has failed ({error!r}) and is closed. See its log.",
+                )
                 self._end(self._end_error())
 
     def _turn(self) -> None:
@@ -173,11 +155,11 @@ class Sender:
                 self._inbox.get_nowait()()
         now = self._turned_at = time.monotonic()
         self._outbox.check_shards()  # before new rows are taken, because they belong to no cut episode
-        is_look = now >= self._look_at
+        is_look, is_free = now >= self._look_at, self._is_free
         # A confirmation alone is no reason to take rows: with few rows, a turn costs more than the rows.
-        if is_look or self._is_idle or self._waits or self.ring.due():
-            self._cutter.take()
-        is_look = is_look or (self._is_idle and self._cutter.has_new)
+        if is_look or is_free or self._waits or self.ring.due():
+            self._source.take()
+        is_look = is_look or (is_free and self._source.has_new)
         if is_look:
             self._look(now)
         if self._is_urgent():
@@ -185,7 +167,7 @@ class Sender:
         elif is_look or self._outbox.is_enough:
             self._outbox.encode()
             if self._outbox.is_half:
-                self._cutter.seal_fullest(self._cutter.num_unencoded // 2)
+                self._source.seal_fullest(self._source.num_unencoded // 2)
                 self._outbox.encode()
         self._grant()
         self._answer_waits()
@@ -205,38 +187,43 @@ class Sender:
         Rows in which an episode has ended are sealed at once. Other rows are sealed when half of `max_delay_s` has
         passed, because short chunks are the largest cost.
         """
-        cutter, half_s = self._cutter, self._options.max_delay_s / 2
+        source, half_s = self._source, self._options.max_delay_s / 2
         is_late = now >= self._late_at
-        cutter.seal_open(self._late_row if is_late else 0)
+        source.seal_open(self._late_row if is_late else 0)
         if is_late:
-            self._late_row, self._late_at = cutter.taken, now + half_s
-        self._is_idle, cutter.has_new = not cutter.has_new, False
-        self._look_at = self._late_at if cutter.num_unencoded else math.inf
+            self._late_row, self._late_at = source.taken, now + half_s
+        self._is_idle, source.has_new = not source.has_new, False
+        self._look_at = self._late_at if source.num_unencoded else math.inf
         if not self._is_idle:
             self._look_at = min(self._late_at, now + _LOOK_S)
 
+    @property
+    def _is_free(self) -> bool:
+        """Whether the next row is sent at once: the thread is idle, or rows are items and nothing is in flight."""
+        return self._is_idle or (self._source.is_prompt and not self._outbox.num_written)
+
     def _watch_ring(self) -> None:
         """Set the row and the item that wake the thread."""
-        taken = self._cutter.taken
-        if self._is_idle:
+        taken = self._source.taken
+        if self._is_free:
             self.ring.wake_after = taken, math.inf
             if self.ring.head[0] != taken:  # a row was written before `wake_after` was set
                 self._look_at = 0.0
         else:
             rows = max(_WAKE_ROWS, _WAKE_CALLS * self.ring.num_envs)
-            num_items = self._cutter.num_counted + self._outbox.part_of_limit(2)
+            num_items = self._source.num_counted + self._outbox.part_of_limit(2)
             self.ring.wake_after = taken + rows - 1, num_items - 1
 
     def _is_urgent(self) -> bool:
         """Whether a call waits for windows that are complete and not sent."""
-        if not self._cutter.num_unencoded or not self._waits:
+        if not self._source.num_unencoded or not self._waits:
             return False
         return not self._outbox.num_written or any(wait.kind != "room" for wait in self._waits)
 
     def _send_now(self) -> None:
         if not self.is_ended:
-            self._cutter.take()
-            self._cutter.seal_open()
+            self._source.take()
+            self._source.seal_open()
             self._outbox.encode()
 
     def _grant(self) -> None:
@@ -244,8 +231,9 @@ class Sender:
         if self._is_closing or self._outbox.fault is not None or self.is_ended:
             self.ring.granted = -1
         else:
-            self.ring.granted = max(self.ring.granted, self._outbox.num_rows_granted)
+            self.ring.granted = max(self.ring.granted, self._source.free_rows())
             self.ring.granted_items = self._outbox.num_items_granted()
+            self._source.free_bytes(self._outbox.num_bytes_pending)
 
     # ------------------------------------------------------------------------------------------------ waiting calls
 
@@ -293,8 +281,7 @@ class Sender:
         If there is little room, it waits two more milliseconds for confirmations that make much: to wake the caller's
         thread for each row costs more than the rows.
         """
-        written, *_, num_items = self.ring.head
-        num_rows, num_items = self.ring.granted - written, self.ring.granted_items - num_items
+        num_rows, num_items = self.ring.room()
         has_room = num_rows > 0 and num_items > 0
         is_much = num_rows >= self.ring.size // 4 and num_items >= self._outbox.part_of_limit(4)
         has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=has_room)
@@ -329,9 +316,8 @@ class Sender:
     def _begin_close(self) -> None:
         self._is_closing = True
         self.ring.granted = -1
-        self._cutter.take()
-        for env in range(self.ring.num_envs):
-            self._cutter.end(env, "reset")
+        self._source.take()
+        self._source.end_all()
         self._send_now()
         self._outbox.proceed()
 
@@ -342,8 +328,8 @@ class Sender:
         if num_left and isinstance(error, FinishedError):  # the learner needs no more items
             _LOG.debug("%s: the run has ended; %d undelivered items are dropped.", self._outbox.addresses, num_left)
         elif num_left:
-            text = "%s: the observer has ended with %d undelivered items. `close(timeout_s=...)` waits longer for them."
-            _LOG.error(text, self._outbox.addresses, num_left)
+            text = "%s: the %s has ended with %d undelivered items. `close(timeout_s=...)` waits longer for them."
+            _LOG.error(text, self._outbox.addresses, self._name, num_left)
         self.is_ended = True  # later posts see it; earlier posts are answered here
         self._count()
         while not self._inbox.empty():
@@ -357,10 +343,10 @@ class Sender:
         if self._failure is not None:
             kind, text = self._failure
             return kind(text)
-        return ClosedError("the observer was closed by another thread while this one waited.")
+        return ClosedError(f"the {self._name} was closed by another thread while this one waited.")
 
     def _count(self) -> None:
         """Assign the counters."""
         if not self.is_ended:
-            self._cutter.take()
+            self._source.take()
         self._stats = self._outbox.stats()

@@ -1,4 +1,4 @@
-"""The records of an observer's stream: options that a caller sets, and counters that it reads."""
+"""The records of a writer's stream: options that a caller sets, and counters that it reads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from reverb_writer.scalars import Scalars
 OnBlock = Literal["wait", "raise"]
 
 
-class StreamKeywords(TypedDict, total=False):
-    """The fields of `StreamOptions` as keyword arguments of an observer."""
+class DeliveryKeywords(TypedDict, total=False):
+    """The fields of `DeliveryOptions` as keyword arguments of a writer."""
 
     timeout_s: float | None
     max_delay_s: float
@@ -26,45 +26,46 @@ class StreamKeywords(TypedDict, total=False):
     max_in_flight_bytes: int
     max_kept_bytes: int
     on_block: OnBlock
-    chunk_length: int | None
     patience_s: float
     until: Callable[[], object] | None
+
+
+class StreamKeywords(DeliveryKeywords, total=False):
+    """The fields of `StreamOptions` as keyword arguments of an observer."""
+
+    chunk_length: int | None
     last_row: LastRow | None
     store_flags: bool
 
 
 @dataclass(frozen=True)
-class StreamOptions:
-    """Options of an observer's stream. Every observer takes these options as keyword arguments.
+class DeliveryOptions:
+    """Options of the delivery of items. `ItemWriter` and every observer take these options as keyword arguments.
+
+    A call is a step of an observer, or an item of an `ItemWriter`.
 
     Attributes:
         timeout_s: time-out of a call, in seconds; None for the client's, which is 30, and which is also the time-out of
-            `open`. A step's time-out starts again whenever the server makes progress with this observer's items or with
+            `open`. A call's time-out starts again whenever the server makes progress with this writer's items or with
             other actors' items.
-        max_delay_s: longest time between completion and sending of a window, in seconds; infinity for no bound.
-        max_in_flight_items: number of complete and unconfirmed items per server, sent or not, at which steps wait. One
+        max_delay_s: longest time between completion and sending of an item, in seconds; infinity for no bound.
+        max_in_flight_items: number of complete and unconfirmed items per server, sent or not, at which calls wait. One
             call is never split, so it may exceed the limit. None for a limit that adapts: 400, or the items that 32
             calls complete if that is more, and up to 16,384 while the server confirms more in a tenth of a second.
-        max_in_flight_bytes: bytes of unconfirmed items and chunks at which steps wait; also bounds the memory of steps
+        max_in_flight_bytes: bytes of unconfirmed items and chunks at which calls wait; also bounds the memory of steps
             that are not encoded yet.
         max_kept_bytes: bytes of confirmed items that are kept until a checkpoint of the server has them, or their table
             has removed them. A restarted server gets them again. If they need more memory, the oldest are released and
-            counted; no step waits for them. 0 to keep none.
-        on_block: action of a step without room: "wait" while there is progress, or "raise" at once.
-        chunk_length: steps in a chunk, at most 16,383; None for a length that suits the windows.
-        patience_s: seconds without a confirmation and without an answer after which the observer gives up one of
-            several servers: it drops and counts the unconfirmed items, and sends the next episodes to other servers.
+            counted; no call waits for them. 0 to keep none.
+        on_block: action of a call without room: "wait" while there is progress, or "raise" at once.
+        patience_s: seconds without a confirmation and without an answer after which the writer gives up one of
+            several servers: it drops and counts the unconfirmed items, and sends the next items to other servers.
             Infinity for never.
         until: function without arguments that returns whether the run has ended, such as `lambda: variables.finished`.
             While a rate limiter blocks, a step then waits without a time-out, because the learner may only pause. The
-            observer's thread calls the function often while a call waits, so it must be quick. When it returns true, a
+            writer's thread calls the function often while a call waits, so it must be quick. When it returns true, a
             waiting step or `flush` raises `FinishedError` within about a second, and `close` returns. None to wait for
             the time-out.
-        last_row: whose row the ends of episodes stand on where the names of the leaves do not show it: "boundary" for a
-            row of its own that holds the final observation, "action" for the row of the last action. Leaves
-            `terminated` and `truncated` without `is_last` or `step_type` need it.
-        store_flags: whether to store the leaves is_first, is_last, terminated, truncated and mask beside each step, for
-            readers of other libraries. Steps must be dicts without these leaves.
 
     Raises:
         SpecError: an option is out of range; the message names the option.
@@ -76,21 +77,15 @@ class StreamOptions:
     max_in_flight_bytes: int = 128 << 20
     max_kept_bytes: int = 64 << 20
     on_block: OnBlock = "wait"
-    chunk_length: int | None = None
     patience_s: float = 10.0
     until: Callable[[], object] | None = None
-    last_row: LastRow | None = None
-    store_flags: bool = False
 
     def __post_init__(self) -> None:
         """Check all options that have no check elsewhere."""
-        checked_last_row(self.last_row)
         integer("max_in_flight_bytes", self.max_in_flight_bytes, minimum=1)
         integer("max_kept_bytes", self.max_kept_bytes, minimum=0)
-        bounds = {"max_in_flight_items": None, "chunk_length": MAX_CHUNK_LENGTH}
-        for name, maximum in bounds.items():
-            if (number := getattr(self, name)) is not None:
-                integer(name, number, minimum=1, maximum=maximum)
+        if self.max_in_flight_items is not None:
+            integer("max_in_flight_items", self.max_in_flight_items, minimum=1)
         if self.on_block not in ("wait", "raise"):
             raise SpecError(f"`on_block` must be 'wait' or 'raise', got {self.on_block!r}.")
         check_timeout(self.patience_s, "patience_s")
@@ -104,13 +99,46 @@ class StreamOptions:
 
 
 @dataclass(frozen=True)
+class StreamOptions(DeliveryOptions):
+    """Options of an observer's stream. Every observer takes these options as keyword arguments.
+
+    The options of delivery are those of `DeliveryOptions`.
+
+    Attributes:
+        chunk_length: steps in a chunk, at most 16,383; None for a length that suits the windows.
+        last_row: whose row the ends of episodes stand on where the names of the leaves do not show it: "boundary" for a
+            row of its own that holds the final observation, "action" for the row of the last action. Leaves
+            `terminated` and `truncated` without `is_last` or `step_type` need it.
+        store_flags: whether to store the leaves is_first, is_last, terminated, truncated and mask beside each step, for
+            readers of other libraries. Steps must be dicts without these leaves.
+
+    Raises:
+        SpecError: an option is out of range; the message names the option.
+    """
+
+    chunk_length: int | None = None
+    last_row: LastRow | None = None
+    store_flags: bool = False
+
+    def __post_init__(self) -> None:
+        """Check all options that have no check elsewhere."""
+        super().__post_init__()
+        checked_last_row(self.last_row)
+        if self.chunk_length is not None:
+            integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)
+
+
+@dataclass(frozen=True)
 class ObserverStats(Scalars):
-    """Counters of an observer since it was made. `pending_items`, `pending_bytes` and `kept_bytes` are present values.
+    """Counters of an observer or an `ItemWriter` since it was made.
+
+    `pending_items`, `pending_bytes` and `kept_bytes` are present values. Counters of steps and episodes are 0 for an
+    `ItemWriter`.
 
     Attributes:
         steps: steps taken, including boundary steps, without padding.
         episodes: episodes ended.
-        items: windows completed, counted once per table.
+        items: items completed, counted once per table.
         acknowledged_items: items that the server has confirmed.
         pending_items: items that the server has not confirmed yet.
         pending_bytes: memory of pending items that are encoded, in bytes.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.background import Flag
-from reverb_writer.client.server_calls import one_item
+from reverb_writer.client.whole_items import one_item
 from reverb_writer.deadline import Deadline
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import parse

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import reverb_writer as rw
-from reverb_writer.client.server_calls import one_item
+from reverb_writer.client.whole_items import one_item
 from reverb_writer.protocol import messages
 from reverb_writer.transport.single_request import insert_items
 

@@ -16,7 +16,7 @@ from server_process import HostedServer
 from threads import at_once
 
 import reverb_writer as rw
-from reverb_writer.client.server_calls import one_item
+from reverb_writer.client.whole_items import one_item
 from reverb_writer.transport.single_request import insert_items
 
 

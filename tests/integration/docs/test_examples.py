@@ -147,6 +147,14 @@ def test_slices_teach_a_recurrent_network_to_remember(tmp_path: Path) -> None:
     assert share_of(printed_by("recurrent_slices", tmp_path)[-1]) > 0.85  # at best 0.9; without memory about 0.5
 
 
+def test_post_training_learns_from_groups_of_older_weights(tmp_path: Path) -> None:
+    rewards, ages = printed_by("post_training", tmp_path)
+    first, last = map(float, re.findall(r"\d\.\d+", rewards))
+    assert first < 0.3  # by chance about 0.1
+    assert last > 0.7
+    assert float(re.findall(r"\d+\.\d", ages)[0]) > 0  # the workers do not wait for the learner
+
+
 def test_states_of_flat_slices_are_those_of_the_episodes() -> None:
     example: Any = importlib.import_module("recurrent_slices")
     rng = np.random.default_rng(2)

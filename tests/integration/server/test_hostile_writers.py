@@ -12,7 +12,7 @@ from service_process import configuration, insert, kept, service, sizes
 from waiting import PATIENCE_S, eventually
 
 import reverb_writer as rw
-from reverb_writer.client.server_calls import one_item
+from reverb_writer.client.whole_items import one_item
 from reverb_writer.files.tfrecord import ITEMS, read_records, write_records
 from reverb_writer.protocol import messages
 from reverb_writer.transport.single_request import insert_items
@@ -29,7 +29,7 @@ def insert_with(address: str, priority: float) -> None:
     """Insert an item without our client's check of priorities; it is never confirmed."""
     with rw.Client(address) as client:
         channel = client.shards[0].channel
-        request = one_item([np.array([99])], [False], {"replay": priority}, b"")
+        request = one_item([np.array([99])], [False], {"replay": priority})
         with contextlib.suppress(rw.errors.ReverbWriterError):
             insert_items(channel, request, 2.0, channel.server_info(30.0))
 

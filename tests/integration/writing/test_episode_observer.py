@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from kinds import contents
 from reading import Place, Serve, read
 
 import reverb_writer as rw
+from reverb_writer.rows import ACTION, LAST
 
 pytestmark = contents
 
@@ -187,3 +189,26 @@ def test_no_steps_are_written_at_any_time_but_to_a_closed_observer(place: Place)
     observer({"n": np.int64(2)}, end_of_episode=True)
     observer.close()
     assert place.column() == [[1], [2]]
+
+
+def test_extend_is_bounded_by_episodes_in_flight_and_not_by_their_rows(serve: Serve) -> None:
+    """Two items in the queue and three in flight; the rows before the last of them need only space."""
+    client = serve(rw.TableConfig.queue("queue", 2))
+    kinds = np.full(3000, ACTION, np.uint8)
+    kinds[-1] |= LAST
+    with rw.EpisodeObserver(
+        client, "queue", 3000, max_in_flight_items=3, on_block="raise", max_delay_s=0.01
+    ) as observer:
+        for number in itertools.count():
+            with contextlib.suppress(rw.errors.ReplayTimeoutError):
+                observer.extend({"n": np.full(3000, number)}, kinds)
+                continue
+            break
+        num_items = observer.stats().items
+        assert 3 <= num_items <= 5
+        assert observer.num_steps == 3000 * num_items
+        got = [sample.data["n"] for sample in client.sample("queue", num_items)]
+        observer.extend({"n": np.full(3000, 7)}, kinds)
+        observer.flush()
+        assert observer.stats().items == num_items + 1
+    assert [values.tolist() for values in got] == [[number] * 3000 for number in range(num_items)]

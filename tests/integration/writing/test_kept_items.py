@@ -320,3 +320,20 @@ def _is_marked(observer: rw.TrajectoryObserver) -> bool:
 
 def _is_left_out(observer: rw.TrajectoryObserver) -> bool:
     return all(kept.request.num_kept < kept.request.num_items for kept in [*_kept(observer)._kept])
+
+
+def test_whole_items_come_back_to_a_restarted_server(server: Restartable) -> None:
+    with rw.ItemWriter(server.address, "replay", **FOREVER) as writer:
+        for number in range(30):
+            writer.write({"number": np.full(1 + number, number)})
+        writer.flush()
+        server.restart()
+        writer.write({"number": np.full(1, 30)})
+        writer.flush()
+        assert server.sizes() == {"replay": 31}
+        stats = writer.stats()
+        with rw.Client(server.address) as client:
+            for sample in client.sample("replay", 50):
+                values = sample.data["number"].tolist()
+                assert values == [values[0]] * (1 + values[0] % 30)
+    assert (stats.recovered_items, stats.items, stats.acknowledged_items) == (30, 31, 31)

@@ -102,17 +102,16 @@ def test_observer_whose_thread_fails_says_so_and_can_be_opened_again(
 
 
 @client_alone
-def test_interrupted_close_goes_on_and_the_observer_can_be_opened_after_it(place: Place) -> None:
-    interrupt = EachMoment(40)
+def test_observer_can_be_opened_and_written_to_after_an_interrupted_close(place: Place) -> None:
+    interrupt, num_steps = EachMoment(40), 0
     with rw.TrajectoryObserver(place.address, "a", 1) as observer:
         for moment in interrupt:
             feed(observer, [moment % 3 + 1])
-            sender = observer._sender
+            num_steps += moment % 3 + 1
             interrupt(observer.close)
-            if sender._is_closing:
-                eventually(lambda sender=sender: sender.is_ended)  # type: ignore[misc]  # a default
             observer.open()
         assert interrupt.moment > 20
+    assert observer.stats().acknowledged_items == num_steps
 
 
 def test_close_after_an_interrupted_one_has_its_own_time() -> None:
@@ -130,6 +129,27 @@ def test_close_after_an_interrupted_one_has_its_own_time() -> None:
         with soon(lambda: next(client.sample("queue")), after_s=2):
             observer.close(timeout_s=60)
         assert observer.stats().acknowledged_items == 2
+
+
+def test_open_after_an_interrupted_close_completes_it() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    with rw.LocalServer([rw.TableConfig.queue("queue", 1)]) as server, rw.Client(server, timeout_s=60) as client:
+        observer = rw.TrajectoryObserver(client, "queue", 1)
+        feed(observer, [3])
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            observer.close()
+        signal.signal(signal.SIGALRM, former)
+        with soon(lambda: list(client.sample("queue", 2))):
+            observer.open()
+        assert observer.stats().acknowledged_items == 3
+        with soon(lambda: list(client.sample("queue", 1))):
+            feed(observer, [1])
+            observer.close()
+    assert observer.stats().acknowledged_items == 4
 
 
 def test_observer_that_is_forgotten_while_its_thread_begins_delivers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -122,6 +123,38 @@ def test_episodes_go_past_a_shard_that_its_rate_limiter_blocks(replay_server: St
             found += numbers(blocked) + numbers(free)
         observer.flush()
     assert sorted(found) == pairs(*range(0, 1000, 10))
+
+
+def test_server_that_restarts_without_the_table_is_given_up_until_it_has_the_table(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servers = [rw.LocalServer([fifo("replay")]) for _ in range(3)]
+    every = [server.address for server in servers]
+    with contextlib.ExitStack() as opened, observed(every, patience_s=1, timeout_s=60) as observer:
+        for server in servers[1:]:
+            opened.enter_context(server)
+        for number in range(30):
+            episode(observer, 10 * number)
+        observer.flush()
+        servers[0].close()
+        port = int(every[0].rpartition(":")[2])
+        with rw.LocalServer([fifo("other")], port):
+            number = write_until_lost(observer, 300)
+            for first in range(number, number + 300, 10):
+                episode(observer, first)
+            observer.flush()
+            stats = observer.stats()
+            assert_balanced(stats)
+            assert stats.unconfirmed_items == stats.dropped_items
+            assert any("table `replay` is not on the server" in text for text in caplog.messages)
+        with rw.LocalServer([fifo("replay")], port) as again, rw.Client(again) as client:
+
+            def is_used() -> bool:
+                episode(observer, 0)
+                observer.flush()
+                return client.server_info()["replay"].current_size > 0
+
+            eventually(is_used, "the server is used again")
 
 
 @pytest.mark.parametrize("limit", [None, 1], ids=["", "full window"])
@@ -335,6 +368,16 @@ def test_shard_that_the_target_calls_lost_or_has_no_more_is_given_up_at_once(
         servers[first].process.resume()
     assert (stats.unconfirmed_items, stats.dropped_items) == (2, 2)
     assert numbers(servers[second]) == pairs(10)
+
+
+@contents
+def test_stream_at_the_only_server_of_a_file_is_not_cut(replay_server: StartServer, tmp_path: Path) -> None:
+    """Streams are cut after 1,000 items so that other servers get the next windows, and there is none."""
+    server = replay_server(fifo("replay"))
+    file = ShardFile(tmp_path, *shard_lines([server]))
+    with rw.SequenceObserver(file.target, "replay", 2) as observer:
+        observer.extend({"n": np.arange(5000)})
+    assert observer.stats().acknowledged_items == 4999
 
 
 @contents

@@ -26,7 +26,7 @@ NEVER = float("inf")
 
 def request(first: int, count: int) -> InsertRequest:
     """Return a request of `count` items with keys from `first` on, without chunks."""
-    return InsertRequest(frozenset(["t"]), first, [np.zeros((count, ROW_BYTES), np.uint8)], {}, count * ROW_BYTES)
+    return InsertRequest(frozenset(["t"]), first, [np.zeros((count, ROW_BYTES), np.uint8)], {})
 
 
 @dataclass

@@ -45,7 +45,7 @@ RECORDS = {
     "reverb_writer.reading.read_options": ("ReadOptions",),
     "reverb_writer.reading.stats": ("DatasetStats",),
     "reverb_writer.tables.table_info": ("RateLimiterInfo", "TableInfo"),
-    "reverb_writer.writing.stream_options": ("StreamOptions",),
+    "reverb_writer.writing.stream_options": ("DeliveryOptions", "StreamOptions"),
 }
 
 

@@ -192,6 +192,38 @@ def test_error_that_ends_a_stream_keeps_no_frames(misbehaving: MisbehavingServer
         assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
 
 
+def test_stream_that_is_closed_while_the_loop_opens_it_leaves_no_call_at_the_server(
+    misbehaving: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread closes between the loop's two steps: the stream is asked for, and its call begins."""
+    met: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    channel, spawn, opened = Channel(misbehaving.address), loop.spawn, list[str]()
+    open_call, closed = channel.open, threading.Event()
+
+    def close_first(work: Any) -> Any:
+        pipe.close()
+        closed.set()
+        return spawn(work)
+
+    def note(method: str) -> Any:
+        opened.append(method)
+        return open_call(method)
+
+    monkeypatch.setattr(channel, "open", note)
+    monkeypatch.setattr(loop, "spawn", close_first)
+    held = threading.Event()
+    loop.submit(lambda: held.wait(30))  # until `pipe` has its name
+    pipe = Pipe(channel, messages.SAMPLE_STREAM, met.put)
+    held.set()
+    assert closed.wait(30)
+    monkeypatch.setattr(loop, "spawn", spawn)
+    done = threading.Event()
+    loop.submit(lambda: loop.submit(lambda: loop.submit(done.set)))
+    assert done.wait(30)
+    assert not opened
+    channel.close()
+
+
 def test_sample_that_has_no_end_is_refused_however_little_it_brings(
     misbehaving: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,33 @@ def test_steps_that_complete_no_item_never_wait(mode: str, num_envs: int | None)
             assert observer.stats().acknowledged_items == num_envs or 1
 
 
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_strings_count_by_their_length_and_are_released_when_they_are_sent(num_envs: int | None) -> None:
+    """Strings of 100,000 bytes, of which 64 calls may come before their length is known."""
+    bound, length = 4 << 20, 100_000
+    with (
+        rw.LocalServer([rw.TableConfig("a", 10)]) as server,
+        rw.TrajectoryObserver(server, "a", 2, max_in_flight_bytes=bound, num_envs=num_envs) as observer,
+    ):
+
+        def held() -> int:
+            assert observer._sender is not None
+            (column,) = observer._sender.ring.columns
+            return sum(len(text) for text in column.copy() if text)
+
+        for number in range(500):
+            texts = [f"{number:0{length}}".encode() for _ in range(num_envs or 1)]
+            observer(
+                {"text": texts[0] if num_envs is None else np.array(texts, object)},
+                end_of_episode=False if num_envs is None else np.zeros(num_envs, bool),
+            )
+            most = 65 * length * (num_envs or 1) if number < 100 else bound + length * (num_envs or 1)
+            assert held() <= most
+        observer.flush()
+        assert observer.stats().acknowledged_items == 499 * (num_envs or 1)
+        assert held() == 0
+
+
 # Refusals, words, numbers and ends that are the client's alone.
 
 

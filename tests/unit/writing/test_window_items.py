@@ -16,8 +16,8 @@ from reverb_writer.writing.window_target import EpisodeEnd, WindowTarget
 LAYOUT = StepLayout(StepStructure({"a": 0.0, "b": 0.0}), store_flags=False)
 
 
-def chunk(key: int, start: int, stop: int, *, counted: bool = False) -> Chunk:
-    return Chunk(key, start, stop, b"c" * key, None, counted)
+def chunk(key: int, start: int, stop: int) -> Chunk:
+    return Chunk(key, start, stop, b"c" * key)
 
 
 TARGET = WindowTarget(rw.WindowSpec(3), ("a",))
@@ -46,7 +46,7 @@ def test_each_episode_keeps_the_chunks_of_later_windows() -> None:
     ]
     encode(group)
     # A window of 3 steps that ends later than step 8 begins in the last chunk of the first episode.
-    assert group[0].episode.chunks == [chunk(12, 4, 8, counted=True)]
+    assert group[0].episode.chunks == [chunk(12, 4, 8)]
     assert group[1].episode.chunks == [chunk(31, 0, 2)]
     assert group[2].episode.chunks == []
 

@@ -1,0 +1,212 @@
+"""The life of a writer: open, flush, close, counters, and the end of a writer that was not closed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import time
+import types
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from reverb_writer.arguments import check_timeout
+from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.server_set import answering, logged
+from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
+from reverb_writer.transport import process_hooks
+from reverb_writer.transport.wait import Wait
+from reverb_writer.writing.sender import Sender
+from reverb_writer.writing.source import Source
+from reverb_writer.writing.stream_options import Books, DeliveryOptions, ObserverStats
+
+_LOG = logging.getLogger(__package__)
+
+_LEAVE_S = 2.0  # time to deliver items when another error ends the `with` block
+_STATS_S = 1.0  # time to wait for the counters
+
+
+class StreamLife:
+    """A writer without methods that write. A context manager."""
+
+    _name: ClassVar[str] = "writer"  # in messages
+
+    def __init__(self, replay: Any, tables: Sequence[str], options: DeliveryOptions) -> None:
+        """Find the tables; the subclasses document the arguments."""
+        self._options: DeliveryOptions = options
+        self._replay, self._tables = replay, list(tables)
+        self._sender: Sender | None = None
+        self._client: Client | None = None  # None while the writer is closed
+        self._books, self._last_stats = Books(), ObserverStats()
+        self._blocked_s = 0.0
+        self._is_leaving = False  # whether `close` has begun
+        self.open()
+
+    @property
+    def client(self) -> Any:
+        """The `replay` argument."""
+        return self._replay
+
+    def open(self) -> None:
+        """Open the writer again after `close()`; does nothing if it is open. Completes a `close` that was interrupted.
+
+        Raises:
+            ReplayTimeoutError: an interrupted `close` could not deliver all items. The writer is closed.
+            StructureError: a table no longer exists.
+            ServerUnavailableError: no server answers.
+            ClosedError: in a forked child.
+        """
+        if self._is_leaving:
+            self.close()
+        if self._client is not None:
+            self._client.connections.check_usable()
+            if self._sender is None or not self._sender.is_ended:
+                return
+            self._leave(self._client, self._sender)  # the sender has failed
+        options = self._options
+        client, owns_client = as_client(self._replay, options.timeout_s)
+        timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
+        try:
+            with logged(lambda: f"an {self._name} waits for the server at {client.address}"):
+                info, *_ = answering(client.connections.in_state("up"), client.timeout_s, self._tables).values()
+        except BaseException:
+            if owns_client:
+                client.close()
+            raise
+        self._signatures = {table: info.tables[table].signature for table in self._tables}
+        self._timeout_s, self._owns_client, self._client = timeout_s, owns_client, client
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until the server has confirmed all complete windows.
+
+        Args:
+            timeout_s: time-out, in seconds; None to wait as a step does: the writer's time-out, counted from the last
+                progress.
+
+        Raises:
+            ReplayTimeoutError: not confirmed in time; names the cause with its numbers. Nothing is lost.
+            ServerUnavailableError: not confirmed in time because the server cannot be reached.
+            FinishedError: not confirmed, and `until` is true.
+        """
+        self._check(self._sender)
+        seconds = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        if self._sender is not None:
+            self._wait(self._sender, Wait("flush", seconds, extends=timeout_s is None))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Deliver all complete windows, and end. Steps that are in no window are counted as dropped. Idempotent.
+
+        If an interrupt ends the wait, the delivery continues, and another call completes it. When `until` returns true,
+        undelivered items are dropped and counted.
+
+        Args:
+            timeout_s: time-out, in seconds; None for the writer's.
+
+        Raises:
+            ReplayTimeoutError: items were not delivered; names their number and the cause. The writer is closed.
+            ServerUnavailableError: items were not delivered because the server cannot be reached.
+        """
+        client, sender = self._client, self._sender
+        timeout_s = None if timeout_s is None else check_timeout(timeout_s)
+        if client is None:
+            self._is_leaving = False
+            return
+        self._is_leaving = True
+        try:
+            if sender is not None and not process_hooks.is_forked():
+                with contextlib.suppress(FinishedError):  # no one needs the items, and the log has their number
+                    self._wait(sender, Wait("close", self._timeout_s if timeout_s is None else timeout_s))
+        except Exception:
+            self._leave(client, sender)
+            raise
+        self._leave(client, sender)
+
+    def _leave(self, client: Client, sender: Sender | None) -> None:
+        """Forget the sender and the client; after an interrupt, it may be called again."""
+        if sender is not None:
+            sender.end_soon()  # if `close` did not reach it
+            stats = self._last_stats = self._stats_now()
+            self._finalizer.detach()
+            if stats.dropped_steps and not process_hooks.is_forked():  # a forked child has its parent's numbers
+                reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
+                level = logging.INFO if stats.items else logging.WARNING
+                text = "The observer was closed after %d steps. Steps in no window, by reason: %s."
+                _LOG.log(level, text, stats.steps, reasons)
+        self._sender = self._client = None  # before the client closes, because an interrupt may end that
+        self._is_leaving = False
+        if self._owns_client:
+            client.close()
+
+    def stats(self) -> ObserverStats:
+        """Return the counters so far, from any thread."""
+        return replace(self._stats_now(), blocked_s=self._blocked_s)
+
+    def _stats_now(self) -> ObserverStats:
+        return self._last_stats if self._sender is None else self._sender.stats(_STATS_S)
+
+    def _counts_text(self, stats: ObserverStats) -> str:
+        return f"{stats.items} items, {stats.pending_items} pending"
+
+    def __repr__(self) -> str:
+        address = "" if self._client is None else f" at {self._client.address}"
+        return f"<{type(self).__name__} of {', '.join(self._tables)}{address}: {self._counts_text(self.stats())}>"
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close; after an error of the block wait at most two seconds, and only log that items were not delivered."""
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close(min(self._timeout_s, _LEAVE_S))
+        except ReverbWriterError as left:
+            if not isinstance(error, FinishedError):
+                _LOG.error("The %s was closed after an error, and could not deliver all items: %s", self._name, left)
+
+    def __reduce__(self) -> Any:
+        raise ClosedError(
+            f"an {self._name} cannot be sent to another process: its thread and its connection stay here. Make one "
+            "there, in a process started with `spawn`."
+        )
+
+    # ------------------------------------------------------------------------------------------------ what is inside
+
+    def _wait(self, sender: Sender, wait: Wait) -> None:
+        began_at = time.monotonic()
+        try:
+            sender.wait(wait)
+        finally:
+            self._blocked_s += time.monotonic() - began_at
+
+    def _wait_for_room(self, sender: Sender) -> None:
+        """Wait until the next call is granted."""
+        self._check(sender)
+        is_patient, has_end = self._options.on_block != "raise", self._options.until is not None
+        timeout_s = self._timeout_s if is_patient else 0.0
+        self._wait(sender, Wait("room", timeout_s, extends=is_patient, outlasts=is_patient and has_end))
+
+    def _check(self, sender: Sender | None) -> Client:
+        """Raise ClosedError if the writer or its client is closed, or in a forked child."""
+        if self._client is None or (sender is not None and sender.is_ended):
+            raise ClosedError(f"the {self._name} is closed. Call `open()` to write again.")
+        self._client.connections.check_usable()
+        return self._client
+
+    def _new_books(self) -> Books:
+        """Return counters for the next sender: an earlier one that is still ending may change its own."""
+        self._books = copy.deepcopy(self._books)
+        return self._books
+
+    def _launch(self, client: Client, source: Source) -> Sender:
+        """Return a sender of a source's rows. Asks no server."""
+        sender = Sender(client, source, self._options, self._name)
+        # Without `close`, a program must hang neither at garbage collection nor at the interpreter's end.
+        self._finalizer = weakref.finalize(self, sender.end_soon, client.close if self._owns_client else lambda: None)
+        self._finalizer.atexit = False
+        return sender
