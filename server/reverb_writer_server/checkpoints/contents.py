@@ -145,14 +145,20 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     names = {table.table_name for table in checkpoint.all_tables()}
     items: Counter[str] = Counter()
     needed: set[int] = set()
+    reserved: set[int] = set()  # chunks of the reserved table, which no one else has
     for item in checkpoint.parsed_items(messages.PrioritizedItem):
         if item.table not in names:
             raise FormatError(f"{checkpoint.path}: item {item.key} belongs to table `{item.table}`, which is missing.")
         items[item.table] += 1
-        needed.update(part.chunk_key for column in item.flat_trajectory.columns for part in column.chunk_slices)
+        chunk_keys = {part.chunk_key for column in item.flat_trajectory.columns for part in column.chunk_slices}
+        needed |= chunk_keys
+        if item.table == SAVES:
+            reserved |= chunk_keys
     chunks = steps = 0
     for chunk, _ in checkpoint.chunks():
         needed.discard(chunk.chunk_key)
+        if chunk.chunk_key in reserved:
+            continue
         chunks += 1
         steps += chunk.sequence_range.end - chunk.sequence_range.start + 1
     if needed:
