@@ -4,7 +4,7 @@
 
 The model knows eleven tokens, the digits and an end, and learns to count: after the prompt 6, the answer is 7 8 9 END.
 Workers write groups: several answers to one prompt, of different lengths, as one item. The learner compares the answers
-of a group with each other (GRPO), and leaves out groups whose version is too old. Actors and learner never wait for
+of a group with each other (GRPO), and gets no groups whose version is too old. Actors and learner never wait for
 each other, except for room in the queue.
 """
 
@@ -82,16 +82,16 @@ def learn(address: str, num_updates: int = NUM_UPDATES) -> tuple[list[float], li
     logits, rewards, ages = np.zeros((END + 1, END + 1)), [], []
     with (
         rw.Variables(address, "weights") as variables,
-        rw.ReplayDataset(address, "groups", BATCH_SIZE, collate="pad") as dataset,
+        rw.ReplayDataset(address, "groups", BATCH_SIZE, collate="pad", max_age=MAX_AGE) as dataset,
     ):
         for version in range(num_updates):
             variables.publish({"logits": logits, "version": version})
+            dataset.version = version
             groups = next(dataset).data
             gradient = np.zeros_like(logits)
             ages += (version - groups["version"]).tolist()
             for group in range(BATCH_SIZE):
-                if version - groups["version"][group] <= MAX_AGE:
-                    gradient += gradient_of({name: leaf[group] for name, leaf in groups.items()}, logits)
+                gradient += gradient_of({name: leaf[group] for name, leaf in groups.items()}, logits)
             logits = logits + LEARNING_RATE * gradient / BATCH_SIZE
             rewards.append(float(groups["rewards"].mean()))
         variables.finish()

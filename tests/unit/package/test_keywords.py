@@ -11,8 +11,9 @@ import pytest
 import reverb_writer as rw
 from reverb_writer.keywords import takes
 
-STREAM = ["timeout_s", "max_delay_s", "max_in_flight_items", "max_in_flight_bytes", "max_kept_bytes", "on_block"]
-STREAM += ["chunk_length", "patience_s", "until", "last_row", "store_flags"]
+DELIVERY = ["timeout_s", "max_delay_s", "max_in_flight_items", "max_in_flight_bytes", "max_kept_bytes", "on_block"]
+DELIVERY += ["patience_s", "until"]
+STREAM = [*DELIVERY, "chunk_length", "last_row", "store_flags"]
 READING = ["max_in_flight_batches", "timeout_s", "single_pass", "skip_unsafe", "max_cache_bytes", "max_sample_bytes"]
 READING += ["transform"]
 RETURNS = ["rewards", "values", "gamma", "discounts", "continues", "next_values", "time_axis"]
@@ -24,6 +25,7 @@ RETURNS = ["rewards", "values", "gamma", "discounts", "continues", "next_values"
         (rw.TrajectoryObserver.__init__, [*STREAM]),
         (rw.SequenceObserver.__init__, STREAM),
         (rw.EpisodeObserver.__init__, [*STREAM, "max_sequence_length"]),
+        (rw.ItemWriter.__init__, DELIVERY),
         (rw.ReplayDataset.__init__, [*READING, "collate"]),
         (rw.SliceDataset.__init__, [*READING, "slice_len"]),
         (rw.returns.gae, [*RETURNS, "lambda_"]),
