@@ -49,7 +49,8 @@ class WindowObserver(Observer):
             stride_length: S, steps between the starts of two windows, >= 1.
             priority: number for each item, finite and >= 0; or a function of the window (a nest of arrays [L, ...]),
                 and of the kinds of its rows (uint8 [L]) if it takes two arguments; or "max", the largest priority that
-                this process has set so far in the tables, 1.0 at first. The observer's own thread calls the function
+                this process, or the learner whose `Variables` it reads, has set so far in the tables, 1.0 at first.
+                The observer's own thread calls the function
                 when it encodes the window; if the function fails, the window is lost and counted. The first is logged.
             end_of_episode: treatment of the last steps of an episode, see `EndOfEpisode`.
             spec: nest of array specs or arrays that the steps of one environment must fit; None for the

@@ -24,7 +24,7 @@ Priority = float | Callable[..., float] | Literal["max"]
 """A number, finite and >= 0; a function that computes it from a window, a nest of arrays [L, ...]; or "max".
 
 A function of two arguments also gets the kinds of the rows, uint8 [L] (`reverb_writer.rows`). "max" is the largest
-priority that this process has set so far in the tables, at first 1.0.
+priority that this process, or the learner whose `Variables` it reads, has set so far in the tables, at first 1.0.
 """
 
 NEVER = 1 << 62
