@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from typing import Any
@@ -77,8 +78,9 @@ def test_episode_length_that_cannot_be_is_refused(spec: WindowSpec, method: str,
 
 
 @pytest.mark.parametrize("mode", [DROP, PAD, TILE])
-def test_stride_beyond_the_window_warns_once_in_a_process(mode: EndOfEpisode) -> None:
-    windows._warn_of_gap.cache_clear()  # as if in a fresh process
+def test_stride_beyond_the_window_warns_once_in_a_process(mode: EndOfEpisode, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if in a fresh process. Later tests of this process must find the cache as it was.
+    monkeypatch.setattr(windows, "_warn_of_gap", functools.cache(windows._warn_of_gap.__wrapped__))
     with pytest.warns(UserWarning, match="`stride_length`") as caught:
         WindowSpec(3, 5, mode)
     (warning,) = caught
