@@ -22,12 +22,12 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import integer
-from reverb_writer.client.client import as_client
 from reverb_writer.errors import SpecError
 from reverb_writer.lazy import needs
-from reverb_writer.reading.replay_dataset import ReplayDataset
+from reverb_writer.replay.client import as_client
+from reverb_writer.replay.observers import TrajectoryObserver
+from reverb_writer.replay.replay_dataset import ReplayDataset
 from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL
-from reverb_writer.writing.observers import TrajectoryObserver
 
 __all__ = ["ReplayBuffer", "ReplayBufferSamples"]
 

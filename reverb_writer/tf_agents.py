@@ -25,12 +25,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.nests import named_leaves, packer
+from reverb_writer.replay.client import Client, as_client
+from reverb_writer.replay.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver, WindowObserver
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observer import Observer, TooFewStepsError
-from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver, WindowObserver
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.window_target import Priority
 

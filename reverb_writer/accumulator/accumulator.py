@@ -173,7 +173,7 @@ class TrajectoryAccumulator:
             StructureError, SpecError, ServerUnavailableError: as for `Client.insert`. Nothing changed.
         """
         # It imports gRPC and protobuf, which `add` and `build` do not need.
-        from reverb_writer.client.client import as_client  # noqa: PLC0415
+        from reverb_writer.replay.client import as_client  # noqa: PLC0415
 
         self._check(partial=partial)
         data = {name: timescale.pack(none=()) for name, timescale in self._timescales.items()}

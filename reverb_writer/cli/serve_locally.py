@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from reverb_writer.cli.server_options import report_errors, sampler_options, table_configs
-from reverb_writer.client.client import Client
 from reverb_writer.files.saved_replay import KEPT
 from reverb_writer.local import LocalServer
+from reverb_writer.replay.client import Client
 from reverb_writer.tables import TableConfig
 
 _TICK_S = 0.5  # on Windows, the main thread notices Ctrl-C only between two waits

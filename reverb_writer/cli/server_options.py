@@ -12,7 +12,7 @@ from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import Prioritized, SelectorName, TableConfig
 
 if TYPE_CHECKING:
-    from reverb_writer.client.client import Client
+    from reverb_writer.replay.client import Client
 
 _ADDRESS_VARIABLE = "REVERB_WRITER_ADDRESS"
 _PEM = click.Path(exists=True, dir_okay=False)
@@ -95,7 +95,7 @@ def new_client(
     key: str | None,
 ) -> Client:
     """Return the client that the options describe."""
-    from reverb_writer.client.client import Client  # noqa: PLC0415  # loads gRPC, which other commands do not need
+    from reverb_writer.replay.client import Client  # noqa: PLC0415  # loads gRPC, which other commands do not need
     from reverb_writer.transport.wire import TLS  # noqa: PLC0415  # as above
 
     certificates = TLS(ca, cert, key) if ca or cert or key else tls or None

@@ -15,16 +15,16 @@ from typing import Any, get_args
 import click
 
 from reverb_writer.cli.server_options import connection_options, new_client, report_errors
-from reverb_writer.client.client import Client, only_server
 from reverb_writer.errors import SpecError
 from reverb_writer.files.exporting import export_items, export_saved
 from reverb_writer.files.importing import Journal, Transferred, import_trajectories
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_file import list_trajectories
 from reverb_writer.progress import progress
+from reverb_writer.replay.client import Client, only_server
+from reverb_writer.replay.observers import EpisodeObserver, TrajectoryObserver
 from reverb_writer.rows import LastRow
 from reverb_writer.windows import EndOfEpisode
-from reverb_writer.writing.observers import EpisodeObserver, TrajectoryObserver
 
 _DONE, _INCOMPLETE, _INTERRUPTED = 0, 3, 130  # 1 is an error, 2 is click's code for wrong arguments
 _WHOLE = (1 << 31) - 1

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from reverb_writer.arguments import check_priority
 from reverb_writer.background import Flag
 from reverb_writer.client.same_process import forget_priorities, note_priority
-from reverb_writer.client.targets import Shard
 from reverb_writer.client.whole_items import item_request, read_item
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
@@ -26,6 +25,7 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples, parse
+from reverb_writer.shards.targets import Shard
 from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream

@@ -15,7 +15,6 @@ from typing import Any
 
 import tree
 
-from reverb_writer.client.client import Client, only_server
 from reverb_writer.client.server_calls import Sample
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
@@ -26,6 +25,7 @@ from reverb_writer.files.trajectory_file import stored_metadata
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
+from reverb_writer.replay.client import Client, only_server
 from reverb_writer.tables.table_info import check_tables_exist
 
 _BATCH = 256

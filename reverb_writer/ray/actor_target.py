@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reverb_writer.background import Outcome, in_background
-from reverb_writer.client.targets import Shard, Target
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.ray.actors import ask_actors
 from reverb_writer.ray.addresses import newest_claim
 from reverb_writer.ray.shard_report import ClusterSpec
+from reverb_writer.shards.targets import Shard, Target
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, IncompleteError, ReverbWriterError, SpecError, UnsafeDataError
-from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Form, in_form
 from reverb_writer.rows import ACTION, LAST
+from reverb_writer.shards.mixer import Mixer
 from reverb_writer.slices.batch import Batch
 
 _LOG = logging.getLogger(__package__)

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.background import Flag, LateThread, in_background
-from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
 from reverb_writer.leaves import host_array
+from reverb_writer.replay.client import Client
 from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transitions import Transitions

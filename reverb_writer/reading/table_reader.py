@@ -16,18 +16,18 @@ from typing import Any
 
 from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import in_background, may_be_interrupted
-from reverb_writer.client import server_set
-from reverb_writer.client.client import Client, as_client
-from reverb_writer.client.weights import EXACT
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.reading.by_mass import ByMass
-from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher, Ready
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Form
+from reverb_writer.replay.client import Client, as_client
+from reverb_writer.shards import server_set
+from reverb_writer.shards.by_mass import ByMass
+from reverb_writer.shards.mixer import Mixer
+from reverb_writer.shards.weights import EXACT
 from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport import process_hooks
 

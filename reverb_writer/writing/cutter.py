@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.client import same_process
-from reverb_writer.client.client import Client
+from reverb_writer.replay.client import Client
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.encoders import Encoder, OpenEpisode, Ready

@@ -16,9 +16,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.targets import rank_shards, writer_name
+from reverb_writer.replay.client import Client
+from reverb_writer.shards.targets import rank_shards, writer_name
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Source
 from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats

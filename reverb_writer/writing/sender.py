@@ -22,8 +22,8 @@ from typing import Any
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client import same_process
-from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
+from reverb_writer.replay.client import Client
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.wait import Wait

@@ -22,7 +22,7 @@ from threads import at_once, our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client.client import as_client
+from reverb_writer.replay.client import as_client
 
 DELAY_S = 2.0
 LONG_S = 60.0

@@ -22,7 +22,7 @@ from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client import server_set
+from reverb_writer.shards import server_set
 
 TABLE = rw.TableConfig("replay", 1000)
 

@@ -23,8 +23,9 @@ from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client import server_set, variables
-from reverb_writer.client.targets import rank_shards
+from reverb_writer.replay import variables
+from reverb_writer.shards import server_set
+from reverb_writer.shards.targets import rank_shards
 
 WEIGHTS = rw.TableConfig.variables("weights")
 

@@ -21,7 +21,7 @@ from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client import server_set
+from reverb_writer.shards import server_set
 from reverb_writer.transport import sample_stream
 
 

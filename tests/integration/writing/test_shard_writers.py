@@ -18,7 +18,7 @@ from shard_files import ShardFile, shard_lines
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client.targets import rank_shards
+from reverb_writer.shards.targets import rank_shards
 from reverb_writer.writing import outbox
 
 PATIENCE_S = 2.0  # longer than a busy machine keeps a server from confirming

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numbered import insert_numbers
 
 import reverb_writer as rw
-from reverb_writer.client.weights import mean_weight, shares
+from reverb_writer.shards.weights import mean_weight, shares
 
 PRIORITIES = st.floats(0.0, 1e6).map(lambda priority: 0.0 if priority < 1e-6 else priority)
 SHARDS = st.lists(st.lists(PRIORITIES, max_size=20), min_size=1, max_size=5).filter(any)

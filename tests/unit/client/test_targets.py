@@ -18,7 +18,7 @@ from reading import fifo, read_column
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.targets import rank_shards, source_of, writer_name
+from reverb_writer.shards.targets import rank_shards, source_of, writer_name
 
 
 def test_a_file_tells_names_addresses_and_states_and_is_read_again(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[3]
 
 # From the highest layer to the lowest.
 CLIENT = [
-    "cli", "ray", "testing", "tf_agents", "sb3", "instinct_rl", "local", "rollouts", "files", "writing", "reading",
-    "accumulator", "client", "transport", "decoding", "environments", "episodes", "tables", "protocol", "slices",
+    "cli", "ray", "testing", "tf_agents", "sb3", "instinct_rl", "local", "rollouts", "files", "accumulator",
+    "replay", "shards", "writing", "reading", "client", "transport", "decoding", "environments", "episodes", "tables", "protocol", "slices",
     "transitions", "windows", "steps", "rows", "leaves", "nests", "deadline", "background", "progress", "arguments",
     "scalars", "keywords", "arrays", "lazy", "errors",
 ]  # fmt: skip

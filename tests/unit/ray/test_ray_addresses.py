@@ -16,11 +16,11 @@ from threads import at_once
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client.targets import Shard
 from reverb_writer.ray import ReplayCluster
 from reverb_writer.ray.actor_target import ActorTarget
 from reverb_writer.ray.addresses import newest_claim, numbers_in, path_of
 from reverb_writer.ray.shard_report import ClusterSpec
+from reverb_writer.shards.targets import Shard
 
 NAME = "replay:experiment:shard-0-of-1"
 

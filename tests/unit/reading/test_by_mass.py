@@ -13,8 +13,8 @@ import pytest
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.reading.by_mass import ByMass
 from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.shards.by_mass import ByMass
 
 UNIFORM = rw.TableConfig("replay", 100)
 PRIORITIZED = rw.TableConfig("replay", 100, rw.Prioritized(1.0))

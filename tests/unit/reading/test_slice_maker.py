@@ -14,7 +14,7 @@ import reverb_writer as rw
 from reverb_writer.decoding.joined_rows import JoinedRows
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
 from reverb_writer.errors import IncompleteError, StructureError
-from reverb_writer.reading.slice_dataset import SlicesOfPools
+from reverb_writer.replay.slice_dataset import SlicesOfPools
 from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL
 from reverb_writer.slices import SliceSampler
 from reverb_writer.slices.boundaries import KnownTrajectories

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.client.server_calls import Sample, Server
-from reverb_writer.client.server_set import ServerSet, first_target, first_that_answers, on_all
-from reverb_writer.client.targets import Shard, Target, source_of
-from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import SpecError
+from reverb_writer.shards.server_set import ServerSet, first_target, first_that_answers, on_all
+from reverb_writer.shards.targets import Shard, Target, source_of
+from reverb_writer.shards.weights import sample_shards
 from reverb_writer.tables.table_info import TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.wire import TLS

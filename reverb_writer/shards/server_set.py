@@ -22,9 +22,9 @@ from typing import TypeVar
 
 from reverb_writer.background import Flag, in_background, start_thread
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.shards.targets import Shard, ShardState, Target, TargetSource
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 
 _T = TypeVar("_T")

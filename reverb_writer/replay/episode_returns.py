@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.client.client import as_client
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.server_set import answering, on_each
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, StructureError
+from reverb_writer.replay.client import as_client
+from reverb_writer.replay.observers import SequenceObserver
+from reverb_writer.shards.server_set import answering, on_each
 from reverb_writer.tables.table_info import TableInfo
-from reverb_writer.writing.observers import SequenceObserver
 
 _Floats = npt.NDArray[np.float64]
 _Integers = npt.NDArray[np.int64]

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reverb_writer.background import Flag
-from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.first_item import FirstItem
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.replay.client import Client
 from reverb_writer.tables.rate_limits import inserts_until_sample
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_stream import SampleStream

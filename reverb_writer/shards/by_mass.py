@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.weights import mean_weight, shares
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
-from reverb_writer.reading.mixer import Mixer, Source
+from reverb_writer.shards.mixer import Mixer, Source
+from reverb_writer.shards.weights import mean_weight, shares
 from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transport.sample_stream import SampleStream
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from reverb_writer.client.server_calls import Sample, Server
-from reverb_writer.client.server_set import answering, on_all
 from reverb_writer.deadline import Deadline
+from reverb_writer.shards.server_set import answering, on_all
 
 EXACT = frozenset({"uniform", "prioritized"})
 """Samplers whose tables on several servers are sampled as one table."""

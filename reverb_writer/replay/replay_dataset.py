@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.errors import SpecError
 from reverb_writer.keywords import takes
-from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 from reverb_writer.reading.whole_samples import Collate, WholeSamples
+from reverb_writer.replay.dataset import Dataset
 from reverb_writer.rows import LastRow
 from reverb_writer.rows.layouts import checked_last_row
 

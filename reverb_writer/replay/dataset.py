@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from reverb_writer.client.client import Client
-from reverb_writer.client.targets import source_of
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.table_reader import TableReader
 from reverb_writer.reading.views import View
+from reverb_writer.replay.client import Client
+from reverb_writer.shards.targets import source_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -25,12 +25,8 @@ import tree
 
 from reverb_writer.arguments import check_timeout, check_wait, integer
 from reverb_writer.background import Outcome, in_background
-from reverb_writer.client.client import as_client
 from reverb_writer.client.same_process import hear_priorities, priorities_set
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.server_set import answering, first_that_answers, logged, on_each
-from reverb_writer.client.targets import rank_shards
-from reverb_writer.client.version_items import Version, columns_of, encode_nest, read_version
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import (
     FinishedError,
@@ -38,6 +34,10 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     StructureError,
 )
+from reverb_writer.replay.client import as_client
+from reverb_writer.replay.version_items import Version, columns_of, encode_nest, read_version
+from reverb_writer.shards.server_set import answering, first_that_answers, logged, on_each
+from reverb_writer.shards.targets import rank_shards
 
 _LOG = logging.getLogger(__package__)
 _PAUSE_S = 0.1  # between two questions of a waiting call

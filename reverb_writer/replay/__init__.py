@@ -1,0 +1,1 @@
+"""The public classes: what `replay` names is one server or several; writers and readers of it."""
