@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.client import same_process
-from reverb_writer.replay.client import Client
+from reverb_writer.protocol.chunk_length import chunk_length_for
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.windows import SHORT_EPISODE
-from reverb_writer.writing.encoders import Encoder, OpenEpisode, Ready
+from reverb_writer.writing.encoders import Encoder
+from reverb_writer.writing.records import OpenEpisode, Ready
 from reverb_writer.writing.ring import Reset, StepRing, ring_rows
-from reverb_writer.writing.source import REQUEST_ITEMS
+from reverb_writer.writing.source import REQUEST_ITEMS, Origin
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, StreamOptions
-from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget, chunk_length_for
-
-if TYPE_CHECKING:
-    from reverb_writer.writing.outbox import Destination
+from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget
 
 _LOG = logging.getLogger(__package__)
 
@@ -49,7 +46,7 @@ class Cutter:
         self.tables = frozenset(target.tables)
         self._chunk_length = chunk_length
         self.taken = self.num_counted = self.num_unencoded = self.unsent_bytes = 0
-        self.has_new = self.is_prompt = False
+        self.has_new, self.is_prompt, self.is_endless = False, False, target.spans_episodes
         self.items_per_call: float = target.items_per_step * self.ring.num_envs
         self._num_marks = 0  # marks taken so far
         self._num_encoded = 0  # encoded items of open episodes
@@ -270,18 +267,15 @@ class Cutter:
                 _LOG.info(text, dropped[reason], reason)
         self.books.dropped_steps.update(dropped)
 
-    def destinations(self) -> set[Destination | None]:
-        """Return the servers of the open episodes; None for episodes without one."""
-        return {episode.destination for episode in self.episodes}
+    def open_origins(self) -> Sequence[OpenEpisode]:
+        """Return the open episodes, one per environment."""
+        return self.episodes
 
-    def leave(self, destinations: Sequence[Destination], reason: str) -> None:
-        """End the open episodes of these destinations; windows that are not encoded are sent to other destinations."""
+    def cut(self, is_cut: Callable[[Origin], bool], reason: str) -> None:
+        """End the open episodes that `is_cut` names; windows that are complete now are written."""
         for env, episode in enumerate(self.episodes):
-            if episode.destination in destinations:
+            if is_cut(episode):
                 self.end(env, reason)
-        for ready in self._ended:
-            if ready.episode.destination in destinations:
-                ready.episode.destination = None
 
     # --------------------------------------------------------------------------------------------- chunks to windows
 
@@ -298,11 +292,12 @@ class Cutter:
         self._num_encoded += int(num_items.sum())
         num_taken = sum(each.num_items for each in ready)
         self.num_unencoded -= num_taken
+        self.unsent_bytes = 0
         self.books.counts["items"] += num_taken
         return ready
 
     def requests(self, group: Sequence[Ready]) -> Iterator[InsertRequest]:
-        """Make requests of windows of the same target and for the same server."""
+        """Make requests of windows of the same target."""
         start = 0
         while start < len(group):
             stop, num_items = start, 0
@@ -319,24 +314,20 @@ class Cutter:
         episodes = [*self.episodes, *[ready.episode for ready in self._ended]]
         return [chunk.key for episode in episodes for chunk in episode.chunks]
 
-    def cut_long_streams(self, max_items: int) -> None:
-        """End each stream of at least `max_items` items, so that another shard gets the next windows."""
-        if not self.target.spans_episodes:
-            return
-        for env in (self.target.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
-            self.end(env, "reset")
-
 
 def window_source(
-    client: Client,
     layout: StepLayout,
     target: WindowTarget,
     options: StreamOptions,
     books: Books,
+    largest_priority: Callable[[Sequence[str]], float],
     *,
     num_envs: int | None,
 ) -> Cutter:
-    """Make the ring, the encoder and the cutter of an observer; count in `books`."""
+    """Make the ring, the encoder and the cutter of an observer; count in `books`.
+
+    `largest_priority` returns the largest priority set in the given tables.
+    """
     count = num_envs or 1
     columns = zip(layout.dtypes, layout.shapes, strict=True)
     row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
@@ -346,9 +337,5 @@ def window_source(
     chunk_length = min(chunk_length, max(size // (2 * count), 1))
     structure = layout.structure
     ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, target, options.max_in_flight_bytes)
-
-    def largest_priority(tables: Sequence[str]) -> float:
-        return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)
-
     encoder = Encoder(ring, layout, books, largest_priority, keeps_columns=callable(target.priority))
     return Cutter(encoder, target, chunk_length)

@@ -280,12 +280,10 @@ class Writer:
         self._check_count()
 
     def leave(self, env_ids: Sequence[int]) -> None:
-        """Lose the shard of some episodes: what is complete and not encoded goes to another shard."""
+        """Cut some episodes, as the outbox of several servers does with those of a lost server."""
         self.take()
-        lost: Any = object()
-        for env in env_ids:
-            self.cutter.episodes[env].destination = lost
-        self.cutter.leave([lost], "lost_shard")
+        episodes = [self.cutter.open_origins()[env] for env in env_ids]
+        self.cutter.cut(lambda origin: origin in episodes, "lost_shard")
         self._is_cut = True
         for env in env_ids:
             self.oracle.end(env, align=False, discard=True)

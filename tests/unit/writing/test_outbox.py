@@ -212,17 +212,6 @@ def test_steps_are_numbered_from_the_first_also_in_an_observer_that_is_opened_ag
             observer.open()
 
 
-def test_time_out_names_the_server_with_the_most_unconfirmed_items() -> None:
-    with rw.LocalServer([fifo("a")]) as free, rw.LocalServer([rw.TableConfig.queue("a", 1)]) as full:
-        observer = rw.TrajectoryObserver([free.address, full.address], "a", 1)
-        for number in range(20):
-            observer(step(number), end_of_episode=True)
-        with pytest.raises(rw.errors.ReplayTimeoutError, match="max_diff 1"):
-            observer.flush(timeout_s=2)
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            observer.close(timeout_s=0.1)
-
-
 def test_observer_that_is_closed_has_nothing_to_do_at_the_end_of_the_program() -> None:
     with rw.LocalServer([fifo("a")]) as server:
         observer = rw.TrajectoryObserver(server, "a", 1)
