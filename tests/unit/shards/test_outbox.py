@@ -215,6 +215,14 @@ def test_room_is_that_of_the_fullest_server_of_an_open_episode() -> None:
     assert replay.outbox.room() == 4
 
 
+def test_room_is_that_of_the_fullest_of_several_open_episodes() -> None:
+    replay = Replay("p", "q", max_in_flight_items=5)
+    replay.episode(5)  # full, so the other server gets the next episode
+    replay.episode(1)
+    assert sorted(replay.pending().values()) == [1, 5]
+    assert replay.outbox.room() == 0
+
+
 def test_bytes_of_one_server_fill_only_this_server() -> None:
     replay = Replay("p", "q", max_in_flight_bytes=24)
     full = first(1, "p", "q")
@@ -330,6 +338,39 @@ def test_lost_server_is_used_again_when_it_answers_and_has_the_tables(
     replay.outbox.check()
     assert not replay.to(lost).is_lost
     assert f"Shard {lost}:8000 answers again." in caplog.messages
+
+
+def test_server_that_the_target_called_lost_is_used_again_after_its_next_answer(now: list[float]) -> None:
+    replay = Replay("p", "q")
+    lost = first(1, "p", "q")
+    channel: Any = replay.to(lost).server.channel
+    replay.set_state(lost, "lost")
+    for _ in range(2):
+        replay.outbox.check()
+        now[0] += 5
+    assert len(channel.questions) == 1
+    channel.answer("a")
+    replay.outbox.check()
+    assert replay.to(lost).is_lost, "the target still says so"
+    assert len(channel.questions) == 1
+    replay.set_state(lost, "up")
+    replay.outbox.check()
+    assert replay.to(lost).is_lost, "it has not answered the newest question"
+    now[0] += 1
+    channel.answer("a")
+    replay.outbox.check()
+    assert not replay.to(lost).is_lost
+
+
+def test_lost_server_has_no_room_and_is_asked_while_nothing_is_in_flight() -> None:
+    replay = Replay("p", "q")
+    lost = first(1, "p", "q")
+    replay.set_state(lost, "lost")
+    replay.outbox.check()
+    assert replay.outbox.proceed() == 1.0
+    replay.episode(4)
+    replay.source.open = [Episode()]
+    assert replay.outbox.room() == 0
 
 
 def test_server_that_refuses_items_for_another_reason_is_not_lost() -> None:
