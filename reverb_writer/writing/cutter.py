@@ -296,15 +296,15 @@ class Cutter:
         self.books.counts["items"] += num_taken
         return ready
 
-    def requests(self, group: Sequence[Ready]) -> Iterator[InsertRequest]:
-        """Make requests of windows of the same target."""
+    def requests(self, batches: Sequence[Ready]) -> Iterator[InsertRequest]:
+        """Make requests of windows; all windows of a request have the same target, so the same priority."""
         start = 0
-        while start < len(group):
-            stop, num_items = start, 0
-            while stop < len(group) and num_items < REQUEST_ITEMS:
-                num_items += group[stop].num_items
+        while start < len(batches):
+            stop, num_items, target = start, 0, batches[start].target
+            while stop < len(batches) and num_items < REQUEST_ITEMS and batches[stop].target is target:
+                num_items += batches[stop].num_items
                 stop += 1
-            request = self.encoder.request(group[start:stop])
+            request = self.encoder.request(batches[start:stop])
             if request is not None:
                 yield request
             start = stop

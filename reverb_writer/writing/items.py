@@ -83,7 +83,6 @@ class ItemBatch(NamedTuple):
     """Consecutive items."""
 
     episode: ItemOrigin
-    target: None
     items: list[EncodedItem]
     num_items: int
 
@@ -132,7 +131,7 @@ class ItemSource:
             num_bytes += item.num_bytes
             is_full = num_bytes >= REQUEST_BYTES or len(items) * len(self.tables) >= REQUEST_ITEMS
             if is_full or self._num_batched == self.taken:
-                batches.append(ItemBatch(ItemOrigin(), None, items, len(items) * len(self.tables)))
+                batches.append(ItemBatch(ItemOrigin(), items, len(items) * len(self.tables)))
                 items, num_bytes = [], 0
         num_items = sum(batch.num_items for batch in batches)
         self.num_unencoded -= num_items
@@ -140,9 +139,9 @@ class ItemSource:
         self.books.counts["items"] += num_items
         return batches
 
-    def requests(self, group: Sequence[ItemBatch]) -> Iterator[InsertRequest]:
+    def requests(self, batches: Sequence[ItemBatch]) -> Iterator[InsertRequest]:
         """Make one request of each batch."""
-        for batch in group:
+        for batch in batches:
             rows = [row for item in batch.items for row in item.rows]
             chunks = {item.chunk_key: item.chunk for item in batch.items}
             yield InsertRequest(self.tables, batch.items[0].first_key, rows, chunks)

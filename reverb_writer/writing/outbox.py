@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from reverb_writer.transport.channel import Channel
@@ -171,13 +171,9 @@ class ServerOutbox:
         """Do nothing, because the only server is never given up."""
 
     def write(self, batches: Sequence[Batch]) -> None:
-        """Queue one or more requests for each target."""
-        groups: dict[Hashable, list[Batch]] = {}  # a new priority makes a new target
-        for batch in batches:
-            groups.setdefault(batch.target, []).append(batch)
-        for group in groups.values():
-            for request in self._source.requests(group):
-                self.delivery.flight.add(request)
+        """Queue the requests of all batches."""
+        for request in self._source.requests(batches):
+            self.delivery.flight.add(request)
 
     def proceed(self) -> float:
         """Connect and send."""

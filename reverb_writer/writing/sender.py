@@ -165,7 +165,8 @@ class Sender:
             self._send_now()
         elif is_look or self._is_enough():
             self._write()
-            if self._source.num_unencoded >= self._part_of_limit(2):  # in rows of open chunks: the server would idle
+            if self._source.num_unencoded >= self._part_of_limit(2):
+                # These items wait for full chunks, and the server would run out of work.
                 self._source.seal_fullest(self._source.num_unencoded // 2)
                 self._write()
         self._grant()

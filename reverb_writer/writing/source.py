@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from reverb_writer.transport.in_flight import InsertRequest
@@ -63,10 +63,6 @@ class Batch(Protocol):
         """Their origin."""
 
     @property
-    def target(self) -> Hashable:
-        """Batches of equal targets may become one request."""
-
-    @property
     def num_items(self) -> int:
         """The number of items, counted once per table."""
 
@@ -117,8 +113,8 @@ class Source(Protocol):
     def take_ready(self) -> Sequence[Batch]:
         """Return complete items that are in no request yet; the caller makes their requests now."""
 
-    def requests(self, group: Sequence[Any]) -> Iterator[InsertRequest]:
-        """Make requests of batches of the same target."""
+    def requests(self, batches: Sequence[Any]) -> Iterator[InsertRequest]:
+        """Make requests of batches, in their order."""
 
     def free_rows(self) -> int:
         """Release rows that are no longer needed; return the row below which rows may be written."""

@@ -63,7 +63,7 @@ class Connection(Protocol):
 
 
 Connect = Callable[[Any, float | None], Connection]
-"""Makes the connection to a `replay` argument, with a time-out or None for the default; asks no server of a table."""
+"""Makes the connection of a `replay` argument and a time-out in seconds, None for the default."""
 
 
 class StreamLife:

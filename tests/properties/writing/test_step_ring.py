@@ -205,9 +205,9 @@ class Writer:
         size, target = config.ring_size, config.target
         self.ring = StepRing(structure.dtypes, structure.shapes, config.num_envs, size, target)
         keeps_columns = callable(target.priority)
-        self.encoder = Encoder(self.ring, layout, self.books, lambda _: 1.0, keeps_columns=keeps_columns)
+        encoder = Encoder(self.ring, layout, self.books, lambda _: 1.0, keeps_columns=keeps_columns)
         length = min(config.chunk_length, max(size // (2 * self.num_envs), 1))
-        self.cutter = Cutter(self.encoder, target, length)
+        self.cutter = Cutter(encoder, target, length)
         self.flight = InFlight(self.cutter.needed_chunks)
         self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
@@ -316,11 +316,9 @@ class Writer:
         assert self.books.counts["items"] + self.cutter.num_unencoded == self.oracle.num_items
 
     def encode(self) -> None:
-        for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.target):
-            request = self.encoder.request(list(group))
-            if request is not None:
-                self._check_request(request)
-                self.flight.add(request)
+        for request in self.cutter.requests(self.cutter.take_ready()):
+            self._check_request(request)
+            self.flight.add(request)
 
     def _check_request(self, request: InsertRequest) -> None:
         """A request has the chunks that its items name, and no other."""

@@ -68,7 +68,6 @@ class Items:
 
     episode: Episode
     num_items: int
-    target: int = 0
 
 
 class Episodes:
@@ -90,8 +89,8 @@ class Episodes:
         self.cuts += [(episode, reason) for episode in self.open if is_cut(episode)]
         self.open = [Episode() if is_cut(episode) else episode for episode in self.open]
 
-    def requests(self, group: Sequence[Items]) -> Iterator[InsertRequest]:
-        for items in group:
+    def requests(self, batches: Sequence[Items]) -> Iterator[InsertRequest]:
+        for items in batches:
             yield InsertRequest(self.tables, next(self._keys), [np.zeros((items.num_items, 8), np.uint8)], {})
 
 
