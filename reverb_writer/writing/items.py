@@ -116,9 +116,6 @@ class ItemSource:
     def seal_fullest(self, keep: int) -> None:
         """Do nothing, because items are complete."""
 
-    def end_all(self) -> None:
-        """Do nothing, because items are complete."""
-
     def take_ready(self) -> list[ItemBatch]:
         """Return the taken items in batches of one request each."""
         batches: list[ItemBatch] = []

@@ -335,7 +335,7 @@ class Sender:
         self._is_closing = True
         self.ring.granted = -1
         self._source.take()
-        self._source.end_all()
+        self._source.cut(lambda _: True, "reset")
         self._send_now()
         self._outbox.proceed()
 

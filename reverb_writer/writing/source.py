@@ -107,9 +107,6 @@ class Source(Protocol):
     def seal_fullest(self, keep: int) -> None:
         """Make items of open rows until at most `keep` complete items are left in them."""
 
-    def end_all(self) -> None:
-        """Take no further rows: the writer closes."""
-
     def take_ready(self) -> Sequence[Batch]:
         """Return complete items that are in no request yet; the caller makes their requests now."""
 

@@ -70,6 +70,9 @@ class StreamLife:
     """A writer without methods that write. A context manager."""
 
     _name: ClassVar[str] = "writer"  # in messages
+    _timeout_s: float  # of a call; known when the writer is open
+    _signatures: dict[str, Any]  # of the tables; known when the writer is open
+    _finalizer: weakref.finalize[..., Any]  # of the sender
 
     def __init__(self, replay: Any, connect: Connect, tables: Sequence[str], options: DeliveryOptions) -> None:
         """Connect to `replay`, and find the tables; the subclasses document the arguments."""

@@ -453,7 +453,7 @@ def test_chunks_of_an_ended_episode_are_kept_until_its_last_windows_are_sent() -
         writer.step([0], [False])
         writer.step([0], [False])
         writer.send()
-    assert [chunk.stop for chunk in writer.cutter.episodes[0].chunks] == [3, 4], "step 2 is in no later window"
+    assert [chunk.stop for chunk in writer.cutter.open_origins()[0].chunks] == [3, 4], "step 2 is in no later window"
     writer.message()
     writer.step([0], [True])
     writer.take()  # the window of the steps 3 and 4 is not encoded yet
