@@ -14,9 +14,9 @@ from benchmarks.report import Table
 from benchmarks.workloads import Workload, frame_steps, small_steps
 from reverb_writer import Trajectory, WindowSpec
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.chunk_length import chunk_length_for
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.pipes import ByteStream
-from reverb_writer.writing.window_target import chunk_length_for
 
 _LENGTH = 20
 _STRIDES = (1, 5, 10, 20)

@@ -27,11 +27,12 @@ from typing import Any
 
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.nests import named_leaves, packer
-from reverb_writer.replay.client import Client, as_client
+from reverb_writer.replay.client import as_client
 from reverb_writer.replay.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver, WindowObserver
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observer import Observer, TooFewStepsError
 from reverb_writer.writing.sender import Sender
+from reverb_writer.writing.stream_life import Connection
 from reverb_writer.writing.window_target import Priority
 
 __all__ = [
@@ -119,7 +120,7 @@ class _ReverbObserver(Observer):
                 f"sequence_length={self._target.length}, consider enabling pad_end_of_episodes."
             ) from error
 
-    def _check(self, sender: Sender | None) -> Client:
+    def _check(self, sender: Sender | None) -> Connection:
         try:
             return super()._check(sender)
         except ClosedError as error:

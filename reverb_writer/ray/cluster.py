@@ -38,8 +38,8 @@ from reverb_writer.ray.actors import (
 from reverb_writer.ray.shard_actor import ReplayShard, server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport, ShardStartError
 from reverb_writer.tables import TableConfig, check_tables
+from reverb_writer.tables.memory_estimate import estimate, need
 from reverb_writer.tables.shares import share_of
-from reverb_writer.writing.memory_estimate import estimate, need
 
 _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # also a safe name of a folder

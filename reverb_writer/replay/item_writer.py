@@ -11,6 +11,7 @@ from reverb_writer.client.whole_items import ItemReader, encode_item
 from reverb_writer.errors import SpecError
 from reverb_writer.keywords import takes
 from reverb_writer.protocol.item_encoding import KEY_BITS
+from reverb_writer.replay.connection import ReplayConnection
 from reverb_writer.writing.items import EncodedItem, ItemRows, ItemSource
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.stream_life import StreamLife
@@ -55,7 +56,7 @@ class ItemWriter(StreamLife):
         self._random = random.Random()  # noqa: S311  # keys are no secret
         self._woken_for: tuple[float, ...] | None = None
         self._first_key = 0
-        super().__init__(replay, tables, options_of(DeliveryOptions, options, self))
+        super().__init__(replay, ReplayConnection, tables, options_of(DeliveryOptions, options, self))
 
     def write(self, nest: Any, priority: float = 1.0) -> None:
         """Write one item. The call returns when the item is encoded, and waits only for room in flight.
@@ -93,9 +94,9 @@ class ItemWriter(StreamLife):
             self._woken_for = due  # after the post, because an interrupt may come between
 
     def _start(self) -> Sender:
-        client = self._check(None)
+        connection = self._check(None)
         source = ItemSource(self._tables, self._new_books(), self._options.max_in_flight_bytes)
-        sender = self._launch(client, source)
+        sender = self._launch(connection, source)
         self._first_key = self._random.getrandbits(KEY_BITS)
         self._woken_for = None
         self._sender = sender

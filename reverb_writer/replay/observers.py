@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from reverb_writer.arguments import check_priority, integer
 from reverb_writer.keywords import takes
+from reverb_writer.replay.connection import ReplayConnection
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer import Observer
 from reverb_writer.writing.stream_options import StreamKeywords, StreamOptions
@@ -69,7 +70,7 @@ class WindowObserver(Observer):
         )
         window = WindowSpec(length, stride_length, end_of_episode)
         target = WindowTarget(window, cast("tuple[str, ...]", table), priority, spans_episodes=self._spans_episodes)
-        super().__init__(replay, target, spec=spec, num_envs=num_envs, options=options)
+        super().__init__(replay, ReplayConnection, target, spec=spec, num_envs=num_envs, options=options)
 
 
 class TrajectoryObserver(WindowObserver):
@@ -141,7 +142,7 @@ class EpisodeObserver(Observer):
         self._bypass = bypass_partial_episodes
         tables = cast("tuple[str, ...]", table)
         target = WindowTarget(WindowSpec.whole_episode(), tables, priority, max_steps=self._max_steps)
-        super().__init__(replay, target, spec=spec, num_envs=num_envs, options=options)
+        super().__init__(replay, ReplayConnection, target, spec=spec, num_envs=num_envs, options=options)
 
     def update_priority(self, priority: float) -> None:
         """Set the priority of all episodes that have not ended yet.

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.client import same_process
-from reverb_writer.replay.client import Client
+from reverb_writer.protocol.chunk_length import chunk_length_for
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.windows import SHORT_EPISODE
-from reverb_writer.writing.encoders import Encoder, OpenEpisode, Ready
+from reverb_writer.writing.encoders import Encoder
+from reverb_writer.writing.records import OpenEpisode, Ready
 from reverb_writer.writing.ring import Reset, StepRing, ring_rows
-from reverb_writer.writing.source import REQUEST_ITEMS
+from reverb_writer.writing.source import REQUEST_ITEMS, Origin
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, StreamOptions
-from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget, chunk_length_for
-
-if TYPE_CHECKING:
-    from reverb_writer.writing.outbox import Destination
+from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget
 
 _LOG = logging.getLogger(__package__)
 
@@ -37,25 +34,23 @@ _CHUNKS_AHEAD = 4  # chunks of whole episodes for which a ring has room twice: `
 class Cutter:
     """The episodes of all environments of an observer. Not thread-safe: only the sender uses it.
 
-    Attributes:
-        encoder, ring, target: the encoder, its rows, and the windows with their present priority.
-        episodes: the open episode of each environment.
-        other attributes: as of `Source`.
+    The attributes are those of `Source`.
     """
 
     def __init__(self, encoder: Encoder, target: WindowTarget, chunk_length: int) -> None:
         """Begin an episode in each environment."""
-        self.encoder, self.ring, self.target, self.books = encoder, encoder.ring, target, encoder.books
+        self._encoder, self._target = encoder, target
+        self.ring, self.books = encoder.ring, encoder.books
         self.tables = frozenset(target.tables)
         self._chunk_length = chunk_length
         self.taken = self.num_counted = self.num_unencoded = self.unsent_bytes = 0
-        self.has_new = self.is_prompt = False
+        self.has_new, self.is_prompt, self.is_endless = False, False, target.spans_episodes
         self.items_per_call: float = target.items_per_step * self.ring.num_envs
         self._num_marks = 0  # marks taken so far
         self._num_encoded = 0  # encoded items of open episodes
         self._ended: list[Ready] = []
         count = self.ring.num_envs
-        self.episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
+        self._episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
         # Per environment: steps of its episode, open steps (in no chunk), and the first open row; the step count up to
         # which its windows are encoded, and at the last end of an episode in a longer stream.
         self._steps, self._open, self._first, self._encoded, self._boundary = np.zeros((5, count), np.int64)
@@ -91,9 +86,9 @@ class Cutter:
             self._take_steps(row)
             if isinstance(mark, Reset):
                 for env in mark.env_ids:
-                    self.end(env, "reset" if mark.discard else None)
+                    self._end_open(env, "reset" if mark.discard else None)
             else:
-                self.target = replace(self.target, priority=mark)
+                self._target = replace(self._target, priority=mark)
         self._take_steps(written)
         self._tally()
         half = self.ring.capacity // 2
@@ -108,7 +103,7 @@ class Cutter:
             return
         index = self.ring.rows(start, stop)
         is_last, envs = self.ring.last[index], self.ring.envs[index]
-        new = np.bincount(envs, minlength=len(self.episodes))
+        new = np.bincount(envs, minlength=len(self._episodes))
         firsts = np.zeros(len(new), np.int64)
         firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # the last assignment to an index counts
         np.copyto(self._first, firsts, where=(self._open == 0) & (new > 0))
@@ -128,7 +123,7 @@ class Cutter:
 
     def _tally(self) -> None:
         """Count the items that are complete and not encoded."""
-        num_open = int(self.target.num_items(self._steps).sum()) - self._num_encoded
+        num_open = int(self._target.num_items(self._steps).sum()) - self._num_encoded
         self.num_unencoded = num_open + sum(ready.num_items for ready in self._ended)
 
     def _open_rows(self, env_ids: Integers) -> list[tuple[int, Integers]]:
@@ -136,11 +131,11 @@ class Cutter:
         if not len(env_ids):
             return []
         first = int(self._first[env_ids].min())
-        if len(self.episodes) == 1:
+        if len(self._episodes) == 1:
             return [(0, np.arange(first, self.taken))]
         envs = self.ring.envs[self.ring.rows(first, self.taken)]
         # Only the rows of these environments are sorted: few of many have a full chunk at the same time.
-        is_wanted = np.zeros(len(self.episodes), bool)
+        is_wanted = np.zeros(len(self._episodes), bool)
         is_wanted[env_ids] = True
         offsets = is_wanted[envs].nonzero()[0]
         rows, envs = first + offsets, envs[offsets]
@@ -157,7 +152,7 @@ class Cutter:
         for stop in (is_last[known:].nonzero()[0] + known + 1).tolist():
             self._count(env, stop - known)
             sealed = self._seal_full(env, rows[:stop], sealed)
-            if self.target.spans_episodes:
+            if self._target.spans_episodes:
                 self._boundary[env] = self._steps[env]
                 self.books.counts["episodes"] += 1
             else:
@@ -177,16 +172,16 @@ class Cutter:
         return start
 
     def _seal(self, env: int, rows: Integers, num_padding: int = 0) -> None:
-        episode = self.episodes[env]
+        episode = self._episodes[env]
         index: Any = None
         if len(rows):
             is_run = rows[-1] - rows[0] == len(rows) - 1
             index = self.ring.rows(int(rows[0]), int(rows[-1]) + 1) if is_run else rows % self.ring.size
-        if self._steps[env] > self.target.max_steps:
+        if self._steps[env] > self._target.max_steps:
             episode.chunks = []
         else:
             start = episode.chunks[-1].stop if episode.chunks else 0
-            chunk = self.encoder.chunk(episode.key, start, index, num_padding)
+            chunk = self._encoder.chunk(episode.key, start, index, num_padding)
             episode.chunks.append(chunk)
             self.unsent_bytes += len(chunk.data)
         self._open[env] -= len(rows)
@@ -209,7 +204,7 @@ class Cutter:
 
     def _num_open_items(self) -> Integers:
         """Return the number of items that the open rows of each environment complete."""
-        num_items: Integers = self.target.num_items(self._steps) - self.target.num_items(self._steps - self._open)
+        num_items: Integers = self._target.num_items(self._steps) - self._target.num_items(self._steps - self._open)
         return num_items
 
     def _seal_where(self, is_chosen: npt.NDArray[np.bool_]) -> None:
@@ -218,7 +213,7 @@ class Cutter:
 
     # ---------------------------------------------------------------------------------------------- ends of episodes
 
-    def end(self, env: int, discard: str | None) -> None:
+    def _end_open(self, env: int, discard: str | None) -> None:
         """End the open episode of an environment, if it has steps.
 
         If `discard` is a reason, write only windows that are complete now, and count the other steps under this reason.
@@ -228,15 +223,10 @@ class Cutter:
             self._end(env, rows, align=discard is None, discard=discard)
             self._tally()
 
-    def end_all(self) -> None:
-        """End all open episodes, as by a reset; windows that are complete now are written."""
-        for env in range(self.ring.num_envs):
-            self.end(env, "reset")
-
     def _end(self, env: int, rows: Integers, *, align: bool = False, discard: str | None = None) -> None:
-        episode, num_steps = self.episodes[env], int(self._steps[env])
-        reason = "overflow" if num_steps > self.target.max_steps else discard
-        end = self.target.episode_end(num_steps, align=align, discard=reason)
+        episode, num_steps = self._episodes[env], int(self._steps[env])
+        reason = "overflow" if num_steps > self._target.max_steps else discard
+        end = self._target.episode_end(num_steps, align=align, discard=reason)
         num_sealed = num_steps - len(rows)
         while num_sealed < end.covered_to:
             size = min(self._chunk_length, end.limit - num_sealed)
@@ -245,14 +235,14 @@ class Cutter:
             rows = rows[num_real:]
             num_sealed += size
         encoded = int(self._encoded[env])
-        num_encoded = self.target.num_items(encoded)
+        num_encoded = self._target.num_items(encoded)
         self._num_encoded -= num_encoded
         num_items = end.num_items - num_encoded
         if num_items:
-            self._ended.append(Ready(self.target, episode, encoded, num_steps, end, num_items))
+            self._ended.append(Ready(self._target, episode, encoded, num_steps, end, num_items))
         self.books.counts["episodes"] += int(num_steps > self._boundary[env])
         self._note_dropped(end.dropped)
-        self.episodes[env] = OpenEpisode(self.encoder.new_key())
+        self._episodes[env] = OpenEpisode(self._encoder.new_key())
         self._steps[env] = self._open[env] = self._encoded[env] = self._boundary[env] = 0
 
     def _note_dropped(self, dropped: Mapping[str, int]) -> None:
@@ -264,24 +254,21 @@ class Cutter:
                     "written. Make windows shorter, or pad (`end_of_episode`). Further ones are counted in "
                     "stats().dropped_steps."
                 )
-                _LOG.warning(text, dropped[reason], self.target.spec.sequence_length)
+                _LOG.warning(text, dropped[reason], self._target.spec.sequence_length)
             else:
                 text = "%d steps are in no window (%s). Further ones are counted in stats().dropped_steps."
                 _LOG.info(text, dropped[reason], reason)
         self.books.dropped_steps.update(dropped)
 
-    def destinations(self) -> set[Destination | None]:
-        """Return the servers of the open episodes; None for episodes without one."""
-        return {episode.destination for episode in self.episodes}
+    def open_origins(self) -> Sequence[OpenEpisode]:
+        """Return the open episodes, one per environment."""
+        return self._episodes
 
-    def leave(self, destinations: Sequence[Destination], reason: str) -> None:
-        """End the open episodes of these destinations; windows that are not encoded are sent to other destinations."""
-        for env, episode in enumerate(self.episodes):
-            if episode.destination in destinations:
-                self.end(env, reason)
-        for ready in self._ended:
-            if ready.episode.destination in destinations:
-                ready.episode.destination = None
+    def cut(self, is_cut: Callable[[Origin], bool], reason: str) -> None:
+        """End the open episodes that `is_cut` names; windows that are complete now are written."""
+        for env, episode in enumerate(self._episodes):
+            if is_cut(episode):
+                self._end_open(env, reason)
 
     # --------------------------------------------------------------------------------------------- chunks to windows
 
@@ -289,54 +276,51 @@ class Cutter:
         """Return the windows that are complete in chunks, ended episodes first; the caller encodes them now."""
         ready, self._ended = self._ended, []
         sealed = self._steps - self._open
-        num_items = self.target.num_items(sealed) - self.target.num_items(self._encoded)
+        num_items = self._target.num_items(sealed) - self._target.num_items(self._encoded)
         env_ids = num_items.nonzero()[0]
         columns = (column[env_ids].tolist() for column in (self._encoded, sealed, num_items))
         for env, after, num_steps, count in zip(env_ids.tolist(), *columns, strict=True):
-            ready.append(Ready(self.target, self.episodes[env], after, num_steps, None, count))
+            ready.append(Ready(self._target, self._episodes[env], after, num_steps, None, count))
         self._encoded[env_ids] = sealed[env_ids]
         self._num_encoded += int(num_items.sum())
         num_taken = sum(each.num_items for each in ready)
         self.num_unencoded -= num_taken
+        self.unsent_bytes = 0
         self.books.counts["items"] += num_taken
         return ready
 
-    def requests(self, group: Sequence[Ready]) -> Iterator[InsertRequest]:
-        """Make requests of windows of the same target and for the same server."""
+    def requests(self, batches: Sequence[Ready]) -> Iterator[InsertRequest]:
+        """Make requests of windows; all windows of a request have the same target, so the same priority."""
         start = 0
-        while start < len(group):
-            stop, num_items = start, 0
-            while stop < len(group) and num_items < REQUEST_ITEMS:
-                num_items += group[stop].num_items
+        while start < len(batches):
+            stop, num_items, target = start, 0, batches[start].target
+            while stop < len(batches) and num_items < REQUEST_ITEMS and batches[stop].target is target:
+                num_items += batches[stop].num_items
                 stop += 1
-            request = self.encoder.request(group[start:stop])
+            request = self._encoder.request(batches[start:stop])
             if request is not None:
                 yield request
             start = stop
 
     def needed_chunks(self) -> list[int]:
         """Return the keys of the chunks that later windows may refer to."""
-        episodes = [*self.episodes, *[ready.episode for ready in self._ended]]
+        episodes = [*self._episodes, *[ready.episode for ready in self._ended]]
         return [chunk.key for episode in episodes for chunk in episode.chunks]
-
-    def cut_long_streams(self, max_items: int) -> None:
-        """End each stream of at least `max_items` items, so that another shard gets the next windows."""
-        if not self.target.spans_episodes:
-            return
-        for env in (self.target.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
-            self.end(env, "reset")
 
 
 def window_source(
-    client: Client,
     layout: StepLayout,
     target: WindowTarget,
     options: StreamOptions,
     books: Books,
+    largest_priority: Callable[[Sequence[str]], float],
     *,
     num_envs: int | None,
 ) -> Cutter:
-    """Make the ring, the encoder and the cutter of an observer; count in `books`."""
+    """Make the ring, the encoder and the cutter of an observer; count in `books`.
+
+    `largest_priority` returns the largest priority set in the given tables.
+    """
     count = num_envs or 1
     columns = zip(layout.dtypes, layout.shapes, strict=True)
     row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
@@ -346,9 +330,5 @@ def window_source(
     chunk_length = min(chunk_length, max(size // (2 * count), 1))
     structure = layout.structure
     ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, target, options.max_in_flight_bytes)
-
-    def largest_priority(tables: Sequence[str]) -> float:
-        return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)
-
     encoder = Encoder(ring, layout, books, largest_priority, keeps_columns=callable(target.priority))
     return Cutter(encoder, target, chunk_length)

@@ -13,8 +13,7 @@ import inspect
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,51 +22,16 @@ from reverb_writer.arguments import check_priority
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk, encode_items, encode_slices
 from reverb_writer.rows import PADDING
 from reverb_writer.transport.in_flight import InsertRequest
+from reverb_writer.writing.records import Chunk, Ready
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_target import NEVER, EpisodeEnd, Integers, WindowTarget
-
-if TYPE_CHECKING:
-    from reverb_writer.writing.outbox import Destination
+from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget
 
 _LOG = logging.getLogger(__package__)
 
 _EPISODE_BITS = 40
 """Every episode has fewer than `1 << 40` steps."""
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Steps `start` to `stop` of an episode, all columns, encoded."""
-
-    key: int  # the chunk's
-    start: int  # step count before its first step
-    stop: int  # step count after its last step
-    data: bytes  # as `encode_chunk` makes it
-    # columns and kinds owned by the chunk, if a priority is a function
-    columns: Sequence[npt.NDArray[Any]] | None = None
-
-
-@dataclass(eq=False, slots=True)
-class OpenEpisode:
-    """An episode of one environment, or its stream of episodes if windows span them."""
-
-    key: int
-    destination: Destination | None = None  # its shard; None until its first windows are encoded
-    # chunks that later windows need, in order, without gaps; of an open episode, at least the last one
-    chunks: list[Chunk] = field(default_factory=list)
-
-
-class Ready(NamedTuple):
-    """Windows of one episode that are complete in its chunks."""
-
-    target: WindowTarget
-    episode: OpenEpisode
-    after: int  # windows that end at or before this step count were encoded before
-    num_steps: int  # real steps of an ended episode; real steps in chunks of an open one
-    end: EpisodeEnd | None  # None if the episode is open
-    num_items: int  # includes windows whose priority function will fail
 
 
 class Encoder:

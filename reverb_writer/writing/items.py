@@ -9,19 +9,16 @@ either taken or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS
+from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Origin
 from reverb_writer.writing.stream_options import Books
-
-if TYPE_CHECKING:
-    from reverb_writer.writing.outbox import Destination
 
 _NUM_ROWS = 1024
 
@@ -77,16 +74,15 @@ class ItemRows:
 
 @dataclass(eq=False, slots=True)
 class ItemOrigin:
-    """Items that are sent to one server."""
+    """Whole items that were batched together."""
 
-    destination: Destination | None = None
+    receiver: Any = None  # as of `Origin`
 
 
 class ItemBatch(NamedTuple):
     """Consecutive items."""
 
     episode: ItemOrigin
-    target: None
     items: list[EncodedItem]
     num_items: int
 
@@ -98,7 +94,7 @@ class ItemSource:
         """Make empty rows; at most about `max_bytes` are in them and in flight."""
         self.ring, self.books = ItemRows(len(tables)), books
         self.taken = self.num_counted = self.num_unencoded = self.unsent_bytes = 0
-        self.has_new, self.is_prompt = False, True
+        self.has_new, self.is_prompt, self.is_endless = False, True, False
         self.items_per_call: float = len(tables)
         self.tables, self._max_bytes = frozenset(tables), max_bytes
         self._num_batched = self._taken_bytes = 0
@@ -120,9 +116,6 @@ class ItemSource:
     def seal_fullest(self, keep: int) -> None:
         """Do nothing, because items are complete."""
 
-    def end_all(self) -> None:
-        """Do nothing, because items are complete."""
-
     def take_ready(self) -> list[ItemBatch]:
         """Return the taken items in batches of one request each."""
         batches: list[ItemBatch] = []
@@ -135,16 +128,17 @@ class ItemSource:
             num_bytes += item.num_bytes
             is_full = num_bytes >= REQUEST_BYTES or len(items) * len(self.tables) >= REQUEST_ITEMS
             if is_full or self._num_batched == self.taken:
-                batches.append(ItemBatch(ItemOrigin(), None, items, len(items) * len(self.tables)))
+                batches.append(ItemBatch(ItemOrigin(), items, len(items) * len(self.tables)))
                 items, num_bytes = [], 0
         num_items = sum(batch.num_items for batch in batches)
         self.num_unencoded -= num_items
+        self.unsent_bytes = 0
         self.books.counts["items"] += num_items
         return batches
 
-    def requests(self, group: Sequence[ItemBatch]) -> Iterator[InsertRequest]:
+    def requests(self, batches: Sequence[ItemBatch]) -> Iterator[InsertRequest]:
         """Make one request of each batch."""
-        for batch in group:
+        for batch in batches:
             rows = [row for item in batch.items for row in item.rows]
             chunks = {item.chunk_key: item.chunk for item in batch.items}
             yield InsertRequest(self.tables, batch.items[0].first_key, rows, chunks)
@@ -162,12 +156,9 @@ class ItemSource:
         """Return no keys, because no later item refers to a chunk."""
         return []
 
-    def destinations(self) -> set[Destination | None]:
-        """Return None alone: each batch has the choice of a server."""
-        return {None}
+    def open_origins(self) -> Sequence[ItemOrigin]:
+        """Return an origin without a receiver, because each batch is an origin of its own."""
+        return (ItemOrigin(),)
 
-    def leave(self, destinations: Sequence[Destination], reason: str) -> None:
-        """Do nothing, because items that are in no request belong to no server."""
-
-    def cut_long_streams(self, max_items: int) -> None:
-        """Do nothing, because each batch has the choice of a server."""
+    def cut(self, is_cut: Callable[[Origin], bool], reason: str) -> None:
+        """Do nothing, because no origin is open."""

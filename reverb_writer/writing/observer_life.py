@@ -13,7 +13,7 @@ from reverb_writer.writing.cutter import window_source
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_kinds import StepKinds
 from reverb_writer.writing.step_layout import StepLayout
-from reverb_writer.writing.stream_life import StreamLife
+from reverb_writer.writing.stream_life import Connect, StreamLife
 from reverb_writer.writing.stream_options import ObserverStats, StreamKeywords, StreamOptions
 from reverb_writer.writing.window_target import WindowTarget
 
@@ -30,6 +30,7 @@ class ObserverLife(StreamLife):
     def __init__(
         self,
         replay: Any,
+        connect: Connect,
         target: WindowTarget,
         *,
         spec: Any,
@@ -46,7 +47,7 @@ class ObserverLife(StreamLife):
         self._thread: int | None = None  # the thread of the open episode
         self._is_marked = self._spans_episodes or self._max_steps is not None  # whether ends of episodes are known
         self._unmarked_steps = self._unknown_ends = 0
-        super().__init__(replay, target.tables, options_of(StreamOptions, options, self))
+        super().__init__(replay, connect, target.tables, options_of(StreamOptions, options, self))
         if spec is not None:
             self._start(spec, is_spec=True)
 
@@ -78,7 +79,7 @@ class ObserverLife(StreamLife):
 
     def _start(self, example: Any, *, is_spec: bool = False) -> Sender:
         """Take the layout from the first step or a spec, and make the sender. Asks no server."""
-        client, options, target = self._check(None), self._options, self._target
+        connection, options, target = self._check(None), self._options, self._target
         structure = self._structure
         if structure is None:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
@@ -86,14 +87,14 @@ class ObserverLife(StreamLife):
         layout = StepLayout(structure, store_flags=options.store_flags)
         layout.check(target, self._signatures)
         source = window_source(
-            client,
             layout,
             target,
             options,
             self._new_books(),
+            connection.largest_priority,
             num_envs=self._num_envs,
         )
-        sender = self._launch(client, source)
+        sender = self._launch(connection, source)
         self._flatten, self._kinds = structure.flatten, kinds
         self._is_marked = self._is_marked or kinds.marks_ends
         self._num_before = self._last_stats.steps

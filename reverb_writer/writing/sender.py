@@ -1,12 +1,12 @@
 """The sender: one thread that does all work after the copy of a step.
 
-    rows of the source, answers of servers, waiting calls, time
-        -> one inbox -> take rows -> make requests -> write them to the destinations -> grant further rows
+    rows of the source, answers of the server, waiting calls, time
+        -> one inbox -> take rows -> write complete items to the outbox -> grant further rows
 
-The source is a `Cutter`, which makes windows of steps, or an `ItemSource`, whose rows are whole items. The thread
-receives no signals and shares only the source's rows: so there are no locks, and Ctrl-C leaves nothing half done.
-Other threads put functions into the inbox, and the sender calls them. It sleeps without work: an observer without steps
-costs nothing.
+The source is a `Cutter`, which makes windows of steps, or an `ItemSource`, whose rows are whole items. The outbox
+delivers them. The thread receives no signals and shares only the source's rows: so there are no locks, and Ctrl-C
+leaves nothing half done. Other threads put functions into the inbox, and the sender calls them. It sleeps without work:
+an observer without steps costs nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from typing import Any
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client import same_process
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
-from reverb_writer.replay.client import Client
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.wait import Wait
-from reverb_writer.writing.outbox import Outbox
-from reverb_writer.writing.source import Source
+from reverb_writer.writing.outbox import MakeOutbox
+from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Source
 from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats
 
 _LOG = logging.getLogger(__package__)
@@ -50,7 +49,7 @@ class Sender:
         is_ended: whether the sender is closed.
     """
 
-    def __init__(self, client: Client, source: Source, options: DeliveryOptions, name: str) -> None:
+    def __init__(self, source: Source, make_outbox: MakeOutbox, options: DeliveryOptions, name: str) -> None:
         """Make the outbox and a thread, which starts with the first work; errors call the sender's owner `name`."""
         self.is_ended = False
         self._options, self._name = options, name
@@ -69,8 +68,8 @@ class Sender:
 
         self.ring: Any = source.ring  # the caller knows which rows
         self._source = source
-        self._outbox = Outbox(client, options, source, self.post)
-        self._stats = self._outbox.stats()
+        self._outbox = make_outbox(options, source, self.post)
+        self._stats = self._stats_now()
         self._grant()
         same_process.add_sender(self)
 
@@ -154,7 +153,7 @@ class Sender:
             while True:
                 self._inbox.get_nowait()()
         now = self._turned_at = time.monotonic()
-        self._outbox.check_shards()  # before new rows are taken, because they belong to no cut episode
+        self._outbox.check()
         is_look, is_free = now >= self._look_at, self._is_free
         # A confirmation alone is no reason to take rows: with few rows, a turn costs more than the rows.
         if is_look or is_free or self._waits or self.ring.due():
@@ -164,11 +163,12 @@ class Sender:
             self._look(now)
         if self._is_urgent():
             self._send_now()
-        elif is_look or self._outbox.is_enough:
-            self._outbox.encode()
-            if self._outbox.is_half:
+        elif is_look or self._is_enough():
+            self._write()
+            if self._source.num_unencoded >= self._part_of_limit(2):
+                # These items wait for full chunks, and the server would run out of work.
                 self._source.seal_fullest(self._source.num_unencoded // 2)
-                self._outbox.encode()
+                self._write()
         self._grant()
         self._answer_waits()
         self._watch_ring()
@@ -211,8 +211,26 @@ class Sender:
                 self._look_at = 0.0
         else:
             rows = max(_WAKE_ROWS, _WAKE_CALLS * self.ring.num_envs)
-            num_items = self._source.num_counted + self._outbox.part_of_limit(2)
+            num_items = self._source.num_counted + self._part_of_limit(2)
             self.ring.wake_after = taken + rows - 1, num_items - 1
+
+    def _part_of_limit(self, parts: int) -> int:
+        """Return one of `parts` equal parts of the items that may be in flight, at least one item."""
+        return max(self._outbox.limit // parts, 1)
+
+    @property
+    def _num_pending(self) -> int:
+        """Number of items that are complete and not confirmed."""
+        return self._source.num_unencoded + self._outbox.num_written
+
+    def _is_enough(self) -> bool:
+        """Return whether enough is complete for a message."""
+        enough = min(REQUEST_ITEMS, self._part_of_limit(2))
+        return self._source.num_unencoded >= enough or self._source.unsent_bytes >= REQUEST_BYTES
+
+    def _write(self) -> None:
+        """Write the items that are complete in chunks."""
+        self._outbox.write(self._source.take_ready())
 
     def _is_urgent(self) -> bool:
         """Whether a call waits for windows that are complete and not sent."""
@@ -224,7 +242,7 @@ class Sender:
         if not self.is_ended:
             self._source.take()
             self._source.seal_open()
-            self._outbox.encode()
+            self._write()
 
     def _grant(self) -> None:
         """Set the bounds of rows and items; the rows' never falls, because a call may have read it."""
@@ -232,8 +250,8 @@ class Sender:
             self.ring.granted = -1
         else:
             self.ring.granted = max(self.ring.granted, self._source.free_rows())
-            self.ring.granted_items = self._outbox.num_items_granted()
-            self._source.free_bytes(self._outbox.num_bytes_pending)
+            self.ring.granted_items = self._source.num_counted + self._outbox.room() - self._source.num_unencoded
+            self._source.free_bytes(self._outbox.pending_bytes)
 
     # ------------------------------------------------------------------------------------------------ waiting calls
 
@@ -241,7 +259,7 @@ class Sender:
         """Answer all calls whose wait has ended."""
         if not self._waits:
             return
-        delivery, progress_at = self._outbox.slowest, self._outbox.progress_at
+        delivery, progress_at = self._outbox.delivery, self._outbox.progress_at
         closes = [wait for wait in self._waits if wait.kind == "close"]
         for wait in list(self._waits):
             if self.is_ended:
@@ -253,7 +271,7 @@ class Sender:
             try:
                 if self._is_done(wait):
                     self._answer(wait, None)
-                elif late := wait.proceed(delivery, progress_at, self._outbox.num_pending):
+                elif late := wait.proceed(delivery, progress_at, self._num_pending):
                     self._answer(wait, late)
             except Exception as error:  # noqa: BLE001  # raised by the waiting call
                 self._answer(wait, error)
@@ -265,7 +283,7 @@ class Sender:
             raise self._end_error()
         if wait.kind == "close" and not self._is_closing:
             self._begin_close()
-        num_pending, until, fault = self._outbox.num_pending, self._options.until, self._outbox.fault
+        num_pending, until, fault = self._num_pending, self._options.until, self._outbox.fault
         if fault is not None and (wait.kind != "close" or num_pending):
             kind, text = fault
             raise kind(text)
@@ -283,7 +301,7 @@ class Sender:
         """
         num_rows, num_items = self.ring.room()
         has_room = num_rows > 0 and num_items > 0
-        is_much = num_rows >= self.ring.size // 4 and num_items >= self._outbox.part_of_limit(4)
+        is_much = num_rows >= self.ring.size // 4 and num_items >= self._part_of_limit(4)
         has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=has_room)
         return has_room and (has_waited or is_much or not self._outbox.num_written)
 
@@ -317,19 +335,21 @@ class Sender:
         self._is_closing = True
         self.ring.granted = -1
         self._source.take()
-        self._source.end_all()
+        self._source.cut(lambda _: True, "reset")
         self._send_now()
         self._outbox.proceed()
 
     def _end(self, error: Exception | None = None) -> None:
         """Give up pending items, and end the thread; other calls of `close` get the same error."""
         self.ring.granted = -1
-        num_left = self._outbox.close()
+        num_unencoded, self._source.num_unencoded = self._source.num_unencoded, 0
+        self._source.books.counts["items"] += num_unencoded
+        num_left = num_unencoded + self._outbox.close()
         if num_left and isinstance(error, FinishedError):  # the learner needs no more items
-            _LOG.debug("%s: the run has ended; %d undelivered items are dropped.", self._outbox.addresses, num_left)
+            _LOG.debug("%s: the run has ended; %d undelivered items are dropped.", self._outbox.address, num_left)
         elif num_left:
             text = "%s: the %s has ended with %d undelivered items. `close(timeout_s=...)` waits longer for them."
-            _LOG.error(text, self._outbox.addresses, self._name, num_left)
+            _LOG.error(text, self._outbox.address, self._name, num_left)
         self.is_ended = True  # later posts see it; earlier posts are answered here
         self._count()
         while not self._inbox.empty():
@@ -349,4 +369,13 @@ class Sender:
         """Assign the counters."""
         if not self.is_ended:
             self._source.take()
-        self._stats = self._outbox.stats()
+        self._stats = self._stats_now()
+
+    def _stats_now(self) -> ObserverStats:
+        outbox = self._outbox
+        return self._source.books.stats(
+            self._source.num_unencoded,
+            outbox.num_written,
+            pending_bytes=outbox.pending_bytes,
+            kept_bytes=outbox.kept_bytes,
+        )

@@ -7,14 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.writing.stream_options import Books
-
-if TYPE_CHECKING:
-    from reverb_writer.writing.outbox import Destination
 
 REQUEST_ITEMS: Final = 1024
 """Complete items become a request at this number, even if no call waits."""
@@ -49,9 +46,13 @@ class Rows(Protocol):
 
 
 class Origin(Protocol):
-    """Items that must be sent to one server: an episode, or some whole items."""
+    """Items that stay together: an episode, or some whole items.
 
-    destination: Destination | None  # None until its first items are encoded
+    Attributes:
+        receiver: who gets the items. Only the outbox assigns and reads it; None at first.
+    """
+
+    receiver: Any
 
 
 class Batch(Protocol):
@@ -60,10 +61,6 @@ class Batch(Protocol):
     @property
     def episode(self) -> Origin:
         """Their origin."""
-
-    @property
-    def target(self) -> Hashable:
-        """Batches of equal targets may become one request."""
 
     @property
     def num_items(self) -> int:
@@ -83,6 +80,7 @@ class Source(Protocol):
         has_new: set when rows are taken; the sender clears it.
         is_prompt: whether a row is sent at once while nothing is in flight.
         items_per_call: upper bound of the items that a call completes on average.
+        is_endless: whether an origin has no end of its own, so that the outbox may cut it after any item.
     """
 
     books: Books
@@ -94,6 +92,7 @@ class Source(Protocol):
     has_new: bool
     is_prompt: bool
     items_per_call: float
+    is_endless: bool
 
     @property
     def ring(self) -> Rows:
@@ -108,14 +107,11 @@ class Source(Protocol):
     def seal_fullest(self, keep: int) -> None:
         """Make items of open rows until at most `keep` complete items are left in them."""
 
-    def end_all(self) -> None:
-        """Take no further rows: the writer closes."""
-
     def take_ready(self) -> Sequence[Batch]:
         """Return complete items that are in no request yet; the caller makes their requests now."""
 
-    def requests(self, group: Sequence[Any]) -> Iterator[InsertRequest]:
-        """Make requests of batches of the same target and for the same server."""
+    def requests(self, batches: Sequence[Any]) -> Iterator[InsertRequest]:
+        """Make requests of batches, in their order."""
 
     def free_rows(self) -> int:
         """Release rows that are no longer needed; return the row below which rows may be written."""
@@ -126,11 +122,8 @@ class Source(Protocol):
     def needed_chunks(self) -> list[int]:
         """Return the keys of the chunks that later items may refer to."""
 
-    def destinations(self) -> set[Destination | None]:
-        """Return the servers that get the next rows; None for rows whose server is not chosen yet."""
+    def open_origins(self) -> Sequence[Origin]:
+        """Return the origins of the next rows."""
 
-    def leave(self, destinations: Sequence[Destination], reason: str) -> None:
-        """Send no further rows to these servers."""
-
-    def cut_long_streams(self, max_items: int) -> None:
-        """Have another server get the next rows of a source that has sent `max_items` items to one."""
+    def cut(self, is_cut: Callable[[Origin], bool], reason: str) -> None:
+        """End the open origins that `is_cut` names. Rows that are in no item then are counted under `reason`."""

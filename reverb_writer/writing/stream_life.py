@@ -8,16 +8,16 @@ import logging
 import time
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
-from reverb_writer.replay.client import Client, as_client
-from reverb_writer.shards.server_set import answering, logged
 from reverb_writer.transport import process_hooks
+from reverb_writer.transport.delivery import Post
 from reverb_writer.transport.wait import Wait
+from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.source import Source
 from reverb_writer.writing.stream_options import Books, DeliveryOptions, ObserverStats
@@ -28,17 +28,58 @@ _LEAVE_S = 2.0  # time to deliver items when another error ends the `with` block
 _STATS_S = 1.0  # time to wait for the counters
 
 
+class Connection(Protocol):
+    """A writer's way to its replay.
+
+    Attributes:
+        timeout_s: the writer's time-out of a call, in seconds.
+    """
+
+    timeout_s: float
+
+    @property
+    def address(self) -> str:
+        """The replay's address, for messages."""
+
+    def check_usable(self) -> None:
+        """Raise ClosedError if the connection is closed, or belongs to a parent process."""
+
+    def signatures(self, tables: Sequence[str], who: str) -> dict[str, Any]:
+        """Return the signatures of tables; wait for the replay, and log that `who` waits.
+
+        Raises:
+            StructureError: a table does not exist.
+            ServerUnavailableError, ReplayTimeoutError: no answer in time.
+        """
+
+    def largest_priority(self, tables: Sequence[str]) -> float:
+        """Return the largest priority that is known to be set in the tables."""
+
+    def outbox(self, options: DeliveryOptions, source: Source, post: Post) -> Outbox:
+        """Return an outbox for the items of a source. Asks no server."""
+
+    def close(self) -> None:
+        """Close what was opened for the writer. Idempotent; does nothing in a forked child."""
+
+
+Connect = Callable[[Any, float | None], Connection]
+"""Makes the connection of a `replay` argument and a time-out in seconds, None for the default."""
+
+
 class StreamLife:
     """A writer without methods that write. A context manager."""
 
     _name: ClassVar[str] = "writer"  # in messages
+    _timeout_s: float  # of a call; known when the writer is open
+    _signatures: dict[str, Any]  # of the tables; known when the writer is open
+    _finalizer: weakref.finalize[..., Any]  # of the sender
 
-    def __init__(self, replay: Any, tables: Sequence[str], options: DeliveryOptions) -> None:
-        """Find the tables; the subclasses document the arguments."""
+    def __init__(self, replay: Any, connect: Connect, tables: Sequence[str], options: DeliveryOptions) -> None:
+        """Connect to `replay`, and find the tables; the subclasses document the arguments."""
         self._options: DeliveryOptions = options
-        self._replay, self._tables = replay, list(tables)
+        self._replay, self._connect, self._tables = replay, connect, list(tables)
         self._sender: Sender | None = None
-        self._client: Client | None = None  # None while the writer is closed
+        self._connection: Connection | None = None  # None while the writer is closed
         self._books, self._last_stats = Books(), ObserverStats()
         self._blocked_s = 0.0
         self._is_leaving = False  # whether `close` has begun
@@ -60,23 +101,18 @@ class StreamLife:
         """
         if self._is_leaving:
             self.close()
-        if self._client is not None:
-            self._client.connections.check_usable()
+        if self._connection is not None:
+            self._connection.check_usable()
             if self._sender is None or not self._sender.is_ended:
                 return
-            self._leave(self._client, self._sender)  # the sender has failed
-        options = self._options
-        client, owns_client = as_client(self._replay, options.timeout_s)
-        timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
+            self._leave(self._connection, self._sender)  # the sender has failed
+        connection = self._connect(self._replay, self._options.timeout_s)
         try:
-            with logged(lambda: f"an {self._name} waits for the server at {client.address}"):
-                info, *_ = answering(client.connections.in_state("up"), client.timeout_s, self._tables).values()
+            self._signatures = connection.signatures(self._tables, self._name)
         except BaseException:
-            if owns_client:
-                client.close()
+            connection.close()
             raise
-        self._signatures = {table: info.tables[table].signature for table in self._tables}
-        self._timeout_s, self._owns_client, self._client = timeout_s, owns_client, client
+        self._timeout_s, self._connection = connection.timeout_s, connection
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until the server has confirmed all complete windows.
@@ -108,9 +144,9 @@ class StreamLife:
             ReplayTimeoutError: items were not delivered; names their number and the cause. The writer is closed.
             ServerUnavailableError: items were not delivered because the server cannot be reached.
         """
-        client, sender = self._client, self._sender
+        connection, sender = self._connection, self._sender
         timeout_s = None if timeout_s is None else check_timeout(timeout_s)
-        if client is None:
+        if connection is None:
             self._is_leaving = False
             return
         self._is_leaving = True
@@ -119,12 +155,12 @@ class StreamLife:
                 with contextlib.suppress(FinishedError):  # no one needs the items, and the log has their number
                     self._wait(sender, Wait("close", self._timeout_s if timeout_s is None else timeout_s))
         except Exception:
-            self._leave(client, sender)
+            self._leave(connection, sender)
             raise
-        self._leave(client, sender)
+        self._leave(connection, sender)
 
-    def _leave(self, client: Client, sender: Sender | None) -> None:
-        """Forget the sender and the client; after an interrupt, it may be called again."""
+    def _leave(self, connection: Connection, sender: Sender | None) -> None:
+        """Forget the sender and the connection; after an interrupt, it may be called again."""
         if sender is not None:
             sender.end_soon()  # if `close` did not reach it
             stats = self._last_stats = self._stats_now()
@@ -134,10 +170,9 @@ class StreamLife:
                 level = logging.INFO if stats.items else logging.WARNING
                 text = "The observer was closed after %d steps. Steps in no window, by reason: %s."
                 _LOG.log(level, text, stats.steps, reasons)
-        self._sender = self._client = None  # before the client closes, because an interrupt may end that
+        self._sender = self._connection = None  # before the connection closes, because an interrupt may end that
         self._is_leaving = False
-        if self._owns_client:
-            client.close()
+        connection.close()
 
     def stats(self) -> ObserverStats:
         """Return the counters so far, from any thread."""
@@ -150,7 +185,7 @@ class StreamLife:
         return f"{stats.items} items, {stats.pending_items} pending"
 
     def __repr__(self) -> str:
-        address = "" if self._client is None else f" at {self._client.address}"
+        address = "" if self._connection is None else f" at {self._connection.address}"
         return f"<{type(self).__name__} of {', '.join(self._tables)}{address}: {self._counts_text(self.stats())}>"
 
     def __enter__(self) -> Any:
@@ -191,22 +226,22 @@ class StreamLife:
         timeout_s = self._timeout_s if is_patient else 0.0
         self._wait(sender, Wait("room", timeout_s, extends=is_patient, outlasts=is_patient and has_end))
 
-    def _check(self, sender: Sender | None) -> Client:
-        """Raise ClosedError if the writer or its client is closed, or in a forked child."""
-        if self._client is None or (sender is not None and sender.is_ended):
+    def _check(self, sender: Sender | None) -> Connection:
+        """Raise ClosedError if the writer or its connection is closed, or in a forked child."""
+        if self._connection is None or (sender is not None and sender.is_ended):
             raise ClosedError(f"the {self._name} is closed. Call `open()` to write again.")
-        self._client.connections.check_usable()
-        return self._client
+        self._connection.check_usable()
+        return self._connection
 
     def _new_books(self) -> Books:
         """Return counters for the next sender: an earlier one that is still ending may change its own."""
         self._books = copy.deepcopy(self._books)
         return self._books
 
-    def _launch(self, client: Client, source: Source) -> Sender:
+    def _launch(self, connection: Connection, source: Source) -> Sender:
         """Return a sender of a source's rows. Asks no server."""
-        sender = Sender(client, source, self._options, self._name)
+        sender = Sender(source, connection.outbox, self._options, self._name)
         # Without `close`, a program must hang neither at garbage collection nor at the interpreter's end.
-        self._finalizer = weakref.finalize(self, sender.end_soon, client.close if self._owns_client else lambda: None)
+        self._finalizer = weakref.finalize(self, sender.end_soon, connection.close)
         self._finalizer.atexit = False
         return sender

@@ -197,3 +197,18 @@ class Books:
 
     counts: collections.Counter[str] = field(default_factory=collections.Counter)  # by the name of the field
     dropped_steps: collections.Counter[str] = field(default_factory=collections.Counter)  # by reason
+
+    def stats(self, num_unencoded: int, num_written: int, *, pending_bytes: int, kept_bytes: int) -> ObserverStats:
+        """Return the counters now, without the counters that the observer keeps.
+
+        `num_unencoded` and `num_written` are complete items without a request, and items in unconfirmed requests.
+        """
+        counts = self.counts
+        return ObserverStats(
+            **{**counts, "items": counts["items"] + num_unencoded},
+            pending_items=num_unencoded + num_written,
+            pending_bytes=pending_bytes,
+            kept_bytes=kept_bytes,
+            dropped_items=counts["items"] - counts["acknowledged_items"] - num_written,
+            dropped_steps=dict(self.dropped_steps),
+        )

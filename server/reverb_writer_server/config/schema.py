@@ -13,9 +13,9 @@ import tomllib
 
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import TableConfig
+from reverb_writer.tables.memory_estimate import Estimate, estimate
 from reverb_writer.tables.shares import share_of
 from reverb_writer.tables.table_dicts import TableKeyError, table_from_dict
-from reverb_writer.writing.memory_estimate import Estimate, estimate
 from reverb_writer_server.config import textproto
 from reverb_writer_server.config.keys import ConfigError, Key, Settings, choice, key, path, quantity, whole
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 from reverb_writer.tables import Prioritized, Queue, Selector, TableConfig
+from reverb_writer.tables.memory_estimate import PROCESS_BYTES, Estimate, need
 from reverb_writer.tables.rate_limits import rates
-from reverb_writer.writing.memory_estimate import PROCESS_BYTES, Estimate, need
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot

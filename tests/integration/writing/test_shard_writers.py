@@ -18,8 +18,8 @@ from shard_files import ShardFile, shard_lines
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.shards import outbox
 from reverb_writer.shards.targets import rank_shards
-from reverb_writer.writing import outbox
 
 PATIENCE_S = 2.0  # longer than a busy machine keeps a server from confirming
 
@@ -293,7 +293,7 @@ def test_windows_that_cross_episodes_stay_at_a_shard_for_so_many_items(
     replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One window is cut where the next shard begins: its step is counted."""
-    monkeypatch.setattr("reverb_writer.writing.outbox._SPANNING_ITEMS", 10)
+    monkeypatch.setattr("reverb_writer.shards.outbox._SPANNING_ITEMS", 10)
     servers = [replay_server(fifo("replay")) for _ in range(2)]
     with rw.SequenceObserver(addresses(servers), "replay", 3, 2, chunk_length=3) as observer:
         for number in range(400):

@@ -205,9 +205,9 @@ class Writer:
         size, target = config.ring_size, config.target
         self.ring = StepRing(structure.dtypes, structure.shapes, config.num_envs, size, target)
         keeps_columns = callable(target.priority)
-        self.encoder = Encoder(self.ring, layout, self.books, lambda _: 1.0, keeps_columns=keeps_columns)
+        encoder = Encoder(self.ring, layout, self.books, lambda _: 1.0, keeps_columns=keeps_columns)
         length = min(config.chunk_length, max(size // (2 * self.num_envs), 1))
-        self.cutter = Cutter(self.encoder, target, length)
+        self.cutter = Cutter(encoder, target, length)
         self.flight = InFlight(self.cutter.needed_chunks)
         self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
@@ -280,12 +280,10 @@ class Writer:
         self._check_count()
 
     def leave(self, env_ids: Sequence[int]) -> None:
-        """Lose the shard of some episodes: what is complete and not encoded goes to another shard."""
+        """Cut some episodes, as the outbox of several servers does with those of a lost server."""
         self.take()
-        lost: Any = object()
-        for env in env_ids:
-            self.cutter.episodes[env].destination = lost
-        self.cutter.leave([lost], "lost_shard")
+        episodes = [self.cutter.open_origins()[env] for env in env_ids]
+        self.cutter.cut(lambda origin: origin in episodes, "lost_shard")
         self._is_cut = True
         for env in env_ids:
             self.oracle.end(env, align=False, discard=True)
@@ -318,11 +316,9 @@ class Writer:
         assert self.books.counts["items"] + self.cutter.num_unencoded == self.oracle.num_items
 
     def encode(self) -> None:
-        for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.target):
-            request = self.encoder.request(list(group))
-            if request is not None:
-                self._check_request(request)
-                self.flight.add(request)
+        for request in self.cutter.requests(self.cutter.take_ready()):
+            self._check_request(request)
+            self.flight.add(request)
 
     def _check_request(self, request: InsertRequest) -> None:
         """A request has the chunks that its items name, and no other."""
@@ -457,7 +453,7 @@ def test_chunks_of_an_ended_episode_are_kept_until_its_last_windows_are_sent() -
         writer.step([0], [False])
         writer.step([0], [False])
         writer.send()
-    assert [chunk.stop for chunk in writer.cutter.episodes[0].chunks] == [3, 4], "step 2 is in no later window"
+    assert [chunk.stop for chunk in writer.cutter.open_origins()[0].chunks] == [3, 4], "step 2 is in no later window"
     writer.message()
     writer.step([0], [True])
     writer.take()  # the window of the steps 3 and 4 is not encoded yet

@@ -33,9 +33,9 @@ ROOT = Path(__file__).parents[3]
 # From the highest layer to the lowest.
 CLIENT = [
     "cli", "ray", "testing", "tf_agents", "sb3", "instinct_rl", "local", "rollouts", "files", "accumulator",
-    "replay", "shards", "writing", "reading", "client", "transport", "decoding", "environments", "episodes", "tables", "protocol", "slices",
-    "transitions", "windows", "steps", "rows", "leaves", "nests", "deadline", "background", "progress", "arguments",
-    "scalars", "keywords", "arrays", "lazy", "errors",
+    "replay", "shards", "writing", "reading", "client", "transport", "decoding", "environments", "episodes", "tables",
+    "protocol", "slices", "transitions", "windows", "steps", "rows", "leaves", "nests", "deadline", "background",
+    "progress", "arguments", "scalars", "keywords", "arrays", "lazy", "errors",
 ]  # fmt: skip
 SERVER = [
     "cli", "service", "turn", "starting", "saving", "save_numbers", "jobs", "certs", "observability", "reverb",

@@ -86,11 +86,14 @@ def test_episodes_that_resets_end_are_stopped_at_the_limit(
     options: Any = {"max_in_flight_items": 100, "max_delay_s": 1e4, "on_block": "raise", "end_of_episode": mode}
     with rw.LocalServer([rw.TableConfig.queue("queue", 1)]) as server:
         observer = kind(server, "queue", 20, stride_length, **options)
-        with contextlib.suppress(rw.errors.ReplayTimeoutError):
-            for number in range(10_000):
-                observer(step(number), end_of_episode=False)
-                if number % num_steps == num_steps - 1:
-                    observer.reset()
+        numbers = iter(range(10_000))
+        for _ in range(2):  # the table takes one item, perhaps after the first refusal
+            with contextlib.suppress(rw.errors.ReplayTimeoutError):
+                for number in numbers:
+                    observer(step(number), end_of_episode=False)
+                    if number % num_steps == num_steps - 1:
+                        observer.reset()
+            eventually(lambda: observer.stats().acknowledged_items == 1)
         assert observer.stats().pending_items in (100, 101)  # a reset of two windows may be the last call
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.close(timeout_s=0.1)
@@ -210,17 +213,6 @@ def test_steps_are_numbered_from_the_first_also_in_an_observer_that_is_opened_ag
             observer.close()
             assert observer.num_steps == first + 5
             observer.open()
-
-
-def test_time_out_names_the_server_with_the_most_unconfirmed_items() -> None:
-    with rw.LocalServer([fifo("a")]) as free, rw.LocalServer([rw.TableConfig.queue("a", 1)]) as full:
-        observer = rw.TrajectoryObserver([free.address, full.address], "a", 1)
-        for number in range(20):
-            observer(step(number), end_of_episode=True)
-        with pytest.raises(rw.errors.ReplayTimeoutError, match="max_diff 1"):
-            observer.flush(timeout_s=2)
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            observer.close(timeout_s=0.1)
 
 
 def test_observer_that_is_closed_has_nothing_to_do_at_the_end_of_the_program() -> None:

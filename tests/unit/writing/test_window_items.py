@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import reverb_writer as rw
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.writing.encoders import Chunk, Encoder, OpenEpisode, Ready
+from reverb_writer.writing.encoders import Encoder
+from reverb_writer.writing.records import Chunk, OpenEpisode, Ready
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import tree
 
+from reverb_writer.protocol.chunk_length import chunk_length_for
 from reverb_writer.tables import TableConfig
 from reverb_writer.windows import WindowSpec
-from reverb_writer.writing.window_target import chunk_length_for
 
 PROCESS_BYTES = 600_000_000  # both processes with empty tables, and streams
 _ITEM_BYTES = 600
