@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, StructureError
 from reverb_writer.replay.client import as_client
 from reverb_writer.replay.observers import SequenceObserver
-from reverb_writer.shards.server_set import answering, on_each
+from reverb_writer.shards.server_set import ShardServer, answering, on_each
 from reverb_writer.tables.table_info import TableInfo
 
 _Floats = npt.NDArray[np.float64]
@@ -167,13 +166,15 @@ class EpisodeReturns:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _shards(self) -> list[Server]:
+    def _shards(self) -> list[ShardServer]:
         return list(self._client.connections.in_state("up", "draining"))
 
-    def _read(self, shard: Server, num_episodes: int, deadline: Deadline) -> list[tuple[float, int]]:
+    def _read(self, shard: ShardServer, num_episodes: int, deadline: Deadline) -> list[tuple[float, int]]:
         if not num_episodes:
             return []
-        return [_episode(sample.data, self._table) for sample in shard.sample(self._table, num_episodes, deadline)]
+        return [
+            _episode(sample.data, self._table) for sample in shard.server.sample(self._table, num_episodes, deadline)
+        ]
 
 
 def _check_rules(table: TableInfo) -> None:

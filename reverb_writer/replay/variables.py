@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 import tree
 
 from reverb_writer.arguments import check_timeout, check_wait, integer
-from reverb_writer.background import Outcome, in_background
+from reverb_writer.background import Outcome, in_background, logged
 from reverb_writer.client.same_process import hear_priorities, priorities_set
-from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import (
     FinishedError,
@@ -36,7 +35,7 @@ from reverb_writer.errors import (
 )
 from reverb_writer.replay.client import as_client
 from reverb_writer.replay.version_items import Version, columns_of, encode_nest, read_version
-from reverb_writer.shards.server_set import answering, first_that_answers, logged, on_each
+from reverb_writer.shards.server_set import ShardServer, answering, first_that_answers, on_each
 from reverb_writer.shards.targets import rank_shards
 
 _LOG = logging.getLogger(__package__)
@@ -180,7 +179,7 @@ class Variables:
         if self._publishes_to not in (None, chosen.name):
             _LOG.warning("table `%s`: publications now go to %s.", self._table, chosen.name)
         self._publishes_to = chosen.name
-        chosen.insert(columns, {self._table: 1.0}, deadline)
+        chosen.server.insert(columns, {self._table: 1.0}, deadline)
         with self._lock:
             self.version = max(self.version, version)
             self._news = _News(self._news.seen, self.version, is_last=is_last)
@@ -334,7 +333,7 @@ class Variables:
 
     def _look(self, seen: Mapping[str, _Count], deadline: Deadline) -> _News:
         """Read each server that answers and whose count is not the `seen` one."""
-        changed: dict[Server, _Count] = {}
+        changed: dict[ShardServer, _Count] = {}
         shards = self._client.connections.in_state("up", "draining")
         for shard, info in answering(shards, deadline.left_s(), [self._table]).items():
             table = info.tables[self._table]
@@ -351,9 +350,9 @@ class Variables:
         hear_priorities(self._addresses(), newest.priorities)
         return _News(now_seen, newest.number, newest.nest, newest.is_last)
 
-    def _read(self, shard: Server, deadline: Deadline) -> Version:
+    def _read(self, shard: ShardServer, deadline: Deadline) -> Version:
         """Return the version on a server."""
-        (sample,) = shard.sample(self._table, 1, deadline)
+        (sample,) = shard.server.sample(self._table, 1, deadline)
         return read_version(tree.flatten(sample.data), self._table)
 
     def __reduce__(self) -> tuple[Any, ...]:

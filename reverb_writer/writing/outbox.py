@@ -16,8 +16,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reverb_writer.client.server_calls import Server
 from reverb_writer.replay.client import Client
+from reverb_writer.shards.server_set import ShardServer
 from reverb_writer.shards.targets import rank_shards, writer_name
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Source
@@ -69,7 +69,7 @@ class ItemLimit:
 class Destination:
     """One server and the delivery of items to it. Not thread-safe: only the sender uses it."""
 
-    server: Server
+    server: ShardServer
     delivery: Delivery
     limit: ItemLimit
     is_lost: bool = False  # whether it is out of use until it answers again
@@ -91,7 +91,7 @@ class Outbox:
         self._client, self._options, self._name = client, options, writer_name()
         self._source, self._books, self._post = source, source.books, post
         self._num_episodes = 0
-        self._shards: Sequence[Server] = ()
+        self._shards: Sequence[ShardServer] = ()
         self._destinations: dict[str, Destination] = {}  # by the shard's name
         self._follow_target()
 
@@ -207,7 +207,7 @@ class Outbox:
             destination.delivery.kept.max_bytes = self._max_kept_bytes
         return left
 
-    def _new_destination(self, server: Server) -> Destination:
+    def _new_destination(self, server: ShardServer) -> Destination:
         limit = ItemLimit(self._options.max_in_flight_items, self._source.items_per_call)
         needed, counts = self._source.needed_chunks, self._books.counts
         delivery = Delivery(

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from reverb_writer.arguments import check_timeout
+from reverb_writer.background import logged
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.replay.client import Client, as_client
-from reverb_writer.shards.server_set import answering, logged
+from reverb_writer.shards.server_set import answering
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.wait import Wait
 from reverb_writer.writing.sender import Sender
