@@ -56,10 +56,6 @@ class Feed(Protocol):
         """Samples that have arrived for the next batches."""
 
     @property
-    def num_left_out(self) -> int:
-        """Servers whose items are left out now."""
-
-    @property
     def is_done(self) -> bool:
         """Whether nothing is in flight, and nothing more will be requested."""
 
@@ -77,7 +73,7 @@ class Feed(Protocol):
         """Return why no samples have arrived since a time."""
 
     def count(self, stats: DatasetStats) -> None:
-        """Add the counters of what has happened so far."""
+        """Add the counters of what has happened so far, and set the present values, `left_out_servers` among them."""
 
     # -------------------------------------------------------------------------- for the thread that fetches
 
@@ -167,11 +163,6 @@ class ServerFeed:
         return len(self.waiting)
 
     @property
-    def num_left_out(self) -> int:
-        """1 while there is no connection to the server."""
-        return int(self.stream.loss is not None or self.stream.is_closed)
-
-    @property
     def is_done(self) -> bool:
         """Whether nothing is in flight, and nothing more will be requested."""
         return self.stream.is_done
@@ -196,8 +187,9 @@ class ServerFeed:
         return "" if self.stream.is_done else self.stream.explain(since)
 
     def count(self, stats: DatasetStats) -> None:
-        """Add the counters of what has happened so far."""
+        """Add the counters of what has happened so far, and set the present values."""
         stream = self.stream
+        stats.left_out_servers = int(stream.loss is not None or stream.is_closed)
         stats.received_samples += self.num_received
         stats.lost_samples += stream.num_lost
         stats.unasked_samples += stream.num_unasked

@@ -187,7 +187,7 @@ class Prefetcher:
     def count(self, stats: DatasetStats) -> None:
         """Add the counters so far, and set the present values."""
         self._feed.count(stats)
-        stats.in_flight_samples, stats.left_out_servers = self._feed.num_in_flight, self._feed.num_left_out
+        stats.in_flight_samples = self._feed.num_in_flight
         is_lost = self.has_ended and not self._feed.removes_items  # no one will get the waiting samples
         stats.ready_samples = self._num_held() + (0 if is_lost else self._feed.num_waiting)
         stats.cache_bytes = self._assembler.cache_bytes

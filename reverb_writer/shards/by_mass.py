@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
-from reverb_writer.shards.several_feeds import ShardFeed
+from reverb_writer.shards.shard_feed import ShardFeed
 from reverb_writer.shards.weights import mean_weight, shares
 from reverb_writer.tables.table_info import TableInfo
 
@@ -33,44 +33,37 @@ _STALE_S = 1.0  # age at which a waiting sample is dropped for a newer one, whic
 
 
 class Mass:
-    """What is known of the mass of one server's items, and the samples that the server owes."""
+    """What is known of the mass of one server's items."""
 
     def __init__(self, one: ShardFeed, mean: float | None, now: float) -> None:
-        """Start without a draw."""
+        """Start without a sample."""
+        stream = one.feed.stream
         self.one = one
         self.size = 0  # items of its table in its last message; 0 before the first
         self.mean = mean  # mean weight of its items, see `mean_weight`; None before the first sample
         self.told_at = now  # time of the last sample, which has both
         self.asked_at = now  # time of the last question for its size
-        self.due = 0  # samples that were drawn from it and have not arrived
         self.waits_since: float | None = None  # time since which it owes samples or its mass
-        self.heard: TableInfo | None = None  # its last answer that was read
-        self.hear()
-        info = one.feed.stream.info
-        self.state_id = None if info is None else info.state_id  # the server's state when `mean` arrived
+        self.num_received, self.was_lost = 0, stream.loss is not None  # at the last look
+        self.answer: TableInfo | None = None  # the last one that was read
+        self.state_id = None if stream.info is None else stream.info.state_id  # the server's state when `mean` arrived
 
     def lacks_mass(self) -> bool:
         """Return whether its share is unknown although it has items."""
         return self.size > 0 and self.mean is None
 
-    def hear(self) -> None:
-        """Take the size from an answer that has arrived since the last call."""
-        table = self.one.feed.stream.table
-        if table is not self.heard:
-            self.heard, self.size = table, 0 if table is None else table.current_size
-
     def is_slow(self, now: float) -> bool:
         """Whether other servers should give samples while this server owes some."""
         return self.waits_since is not None and now - self.waits_since > _SLOW_S
 
-    def forgive(self) -> None:
-        """Forget and count the samples that it owes."""
-        self.one.num_forgiven += self.due
-        self.due, self.waits_since = 0, None
-
 
 class ByMass:
-    """Servers of a uniform or prioritized table are drawn by their share of the mass; methods as in `Rule`."""
+    """Servers of a uniform or prioritized table are drawn by their share of the mass. For the thread that fetches.
+
+    Attributes:
+        is_ending: whether no more samples will be requested.
+        is_starved: whether the present batch gets no more samples: never.
+    """
 
     is_starved = False
 
@@ -92,68 +85,77 @@ class ByMass:
         """Samples of the present batch that have been taken from their servers."""
         return len(self._drawn)
 
-    def begin(self, one: ShardFeed, now: float) -> None:
-        """Begin with a server of unknown mass."""
-        self._masses[one] = Mass(one, self._unknown_mean, now)
-
-    def leave(self, one: ShardFeed) -> None:
-        """Forgive what the server owes."""
-        self._masses[one].forgive()
-
     def end_batch(self) -> str:
         """Return that samples may come from several servers."""
         return ""
 
-    def note(self, one: ShardFeed, now: float, *, was_lost: bool, has_more: bool, is_only: bool) -> None:
-        """Note the mass that a server's newest sample and answer tell."""
-        mass, stream = self._masses[one], one.feed.stream
-        if stream.loss is not None and not was_lost:
-            if not (self._removes_items or is_only):
-                one.drop(one.num_waiting)  # others are sampled meanwhile
-        elif was_lost and stream.loss is None and stream.info is not None and mass.state_id != stream.info.state_id:
+    def look(self, present: Sequence[ShardFeed], now: float) -> float:
+        """Note what servers have told, ask those that were not drawn for their size, leave out those that give nothing.
+
+        Return when to look again.
+        """
+        is_only = len(present) == 1
+        for one in present:
+            if one not in self._masses:
+                self._masses[one] = Mass(one, self._unknown_mean, now)
+            mass = self._masses[one]
+            self._note(mass, now, is_only=is_only)
+            if not is_only:
+                self._examine(mass, now)
+        return math.inf if is_only else now + _LOOK_S
+
+    def _note(self, mass: Mass, now: float, *, is_only: bool) -> None:
+        """Note the connection of a server, and the mass that its newest sample and answer tell."""
+        one, stream = mass.one, mass.one.feed.stream
+        was_lost, mass.was_lost = mass.was_lost, stream.loss is not None
+        if mass.was_lost and not (was_lost or is_only or self._removes_items):
+            one.drop(one.num_waiting)  # others are sampled meanwhile
+        if was_lost and not mass.was_lost and stream.info is not None and mass.state_id != stream.info.state_id:
             # It may have restarted without its items.
             mass.mean, mass.state_id = self._unknown_mean, stream.info.state_id
+        has_more, mass.num_received = one.feed.num_received > mass.num_received, one.feed.num_received
         waiting = one.feed.waiting
         if has_more and waiting:
             mass.size = int(waiting.table_sizes[-1])
             priority, probability = float(waiting.priorities[-1]), float(waiting.probabilities[-1])
             mass.mean = mean_weight(self._exponent, priority, probability, mass.size)
             mass.told_at, mass.waits_since, one.is_late = now, None, False
-        mass.hear()
+        if stream.table is not mass.answer:
+            mass.answer = stream.table
+            mass.size = 0 if stream.table is None else stream.table.current_size
 
-    def look(self, present: Sequence[ShardFeed], now: float) -> float:
-        """Ask servers that were not drawn for their size, and leave out servers that give nothing."""
-        if len(present) == 1:
-            return math.inf
-        for mass in [self._masses[one] for one in present]:
-            one, stream = mass.one, mass.one.feed.stream
-            if not self._is_usable(one):
-                mass.forgive()
-                continue
-            if now - max(mass.told_at, mass.asked_at) >= _ASK_AFTER_S and stream.loss is None:
-                mass.asked_at = now
-                stream.ask(now)
-            one.is_late = one.is_late and not one.feed.waiting
-            if one.feed.waiting or not (mass.due or mass.lacks_mass()):  # no one waits for it
-                mass.waits_since = None
-                continue
-            if mass.waits_since is None:
-                mass.waits_since = now
-            silent_since, table = stream.unanswered_since, stream.table
-            is_blocked = table is not None and table.num_ready() == 0
-            if (silent_since is not None and now - silent_since > _SILENCE_S) or (
-                is_blocked and (now - mass.waits_since > _PATIENCE_S or not mass.size)
-            ):
-                one.is_late = True
-                mass.forgive()
-        return now + _LOOK_S
+    def _examine(self, mass: Mass, now: float) -> None:
+        """Ask a server for its size if it is time, and leave it out if it gives nothing."""
+        one, stream = mass.one, mass.one.feed.stream
+        if not self._is_usable(one):
+            one.forgive()
+            mass.waits_since = None
+            return
+        if now - max(mass.told_at, mass.asked_at) >= _ASK_AFTER_S and stream.loss is None:
+            mass.asked_at = now
+            stream.ask(now)
+        one.is_late = one.is_late and not one.feed.waiting
+        if one.feed.waiting or not (one.due or mass.lacks_mass()):  # no one waits for it
+            mass.waits_since = None
+            return
+        if mass.waits_since is None:
+            mass.waits_since = now
+        silent_since, table = stream.unanswered_since, stream.table
+        is_blocked = table is not None and table.num_ready() == 0
+        if (silent_since is not None and now - silent_since > _SILENCE_S) or (
+            is_blocked and (now - mass.waits_since > _PATIENCE_S or not mass.size)
+        ):
+            one.is_late = True
+            one.forgive()
+            mass.waits_since = None
 
     def take(
         self, present: Sequence[ShardFeed], leaving: Sequence[ShardFeed], num_samples: int, now: float, *, rest: bool
     ) -> Samples:
         """Return `num_samples` samples of the drawn servers in random order, or none if fewer have arrived.
 
-        With `rest`, return the samples that have arrived.
+        Servers that are `leaving` have samples that would otherwise be lost. With `rest`, return the samples that have
+        arrived.
         """
         if len(self._masses) > len(present) + len(leaving):  # a reference would keep the connection open
             every = {*present, *leaving}
@@ -180,12 +182,12 @@ class ByMass:
         masses = [self._masses[one] for one in present]
         while num_missing and not self.is_ending:
             for mass in masses:
-                if mass.due:
-                    parts.append(self._as_one(mass.one, min(mass.due, num_missing), every))
-                    mass.due -= len(parts[-1])
+                if mass.one.due:
+                    parts.append(self._as_one(mass.one, min(mass.one.due, num_missing), every))
+                    mass.one.due -= len(parts[-1])
                     num_missing -= len(parts[-1])
-            awaited = sum(mass.due for mass in masses if not mass.is_slow(now))
-            owed = sum(mass.due for mass in masses)
+            awaited = sum(mass.one.due for mass in masses if not mass.is_slow(now))
+            owed = sum(mass.one.due for mass in masses)
             num_free = min(num_missing - awaited, self._batch_size - owed)
             if num_free <= 0 or not self._draw(masses, num_free, now):
                 break
@@ -202,12 +204,12 @@ class ByMass:
             return False
         counts = [num_samples] if len(usable) == 1 else self._rng.multinomial(num_samples, found).tolist()
         for mass, share, count in zip(usable, found, counts, strict=True):
-            mass.due += count
+            mass.one.due += count
             expected = _AHEAD * share * self._max_samples
             mass.one.max_samples = math.ceil(expected + 2 * math.sqrt(expected)) + 1
             if self._drops_stale and now - mass.told_at > _STALE_S and len(usable) > 1:
                 mass.one.drop(1)
-        return any(mass.due and mass.one.feed.waiting for mass in usable)
+        return any(mass.one.due and mass.one.feed.waiting for mass in usable)
 
     def _weigh(self, masses: Sequence[Mass]) -> Sequence[float]:
         """Return the shares of servers, and remember them unless all are 0."""

@@ -12,111 +12,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from reverb_writer.background import Flag
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.protocol.responses import Samples
-from reverb_writer.reading.feed import ServerFeed
 from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.shards.by_mass import ByMass
 from reverb_writer.shards.server_set import ServerSet, ShardServer
+from reverb_writer.shards.shard_feed import ShardFeed
+from reverb_writer.shards.turns import InTurn
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
-
-Remember = Callable[[Sequence[int], str], object]
-"""Remembers the name of the shard from which the items with these keys come."""
-
-
-class ShardFeed:
-    """One of several servers: its shard, its feed, and whether it is left out.
-
-    Attributes:
-        max_samples: limit of its samples in flight or waiting while there are other servers.
-        is_late: whether it is left out until it has samples again.
-        num_dropped: samples that were dropped unread.
-        num_forgiven: samples that were drawn from it and are no longer required.
-    """
-
-    def __init__(self, shard: ShardServer, feed: ServerFeed, remember: Remember) -> None:
-        """Start without samples; `remember` gets the keys of samples that are taken."""
-        self.shard, self.feed, self._remember = shard, feed, remember
-        self.max_samples = self._max_alone = feed.max_samples
-        self.is_late = False
-        self.num_dropped = self.num_forgiven = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Samples that have arrived and were not taken."""
-        return len(self.feed.waiting)
-
-    @property
-    def has_no_connection(self) -> bool:
-        """Whether the connection to the server is lost, or the target calls the server lost."""
-        return self.feed.stream.loss is not None or self.shard.shard.state == "lost"
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the server cannot give new samples."""
-        return self.has_no_connection or self.feed.stream.is_closed
-
-    def proceed(self, now: float, num_held: int, *, is_only: bool) -> tuple[float, list[ReverbWriterError]]:
-        """Read and request samples, as `Feed.proceed`; the samples that were taken count for the only server."""
-        self.feed.max_samples = self._max_alone if is_only else self.max_samples
-        return self.feed.proceed(now, num_held if is_only else 0)
-
-    def take(self, num_samples: int) -> Samples:
-        """Remove and return at most `num_samples` of the oldest waiting samples."""
-        samples = self.feed.take(num_samples)
-        if samples:
-            self._remember(samples.keys.tolist(), self.shard.name)
-        return samples
-
-    def drop(self, num_samples: int) -> None:
-        """Drop at most `num_samples` of the oldest waiting samples unread."""
-        self.num_dropped += len(self.feed.take(num_samples))
-
-    def count(self, stats: DatasetStats) -> None:
-        """Add the counters of what has happened so far."""
-        self.feed.count(stats)
-        stats.dropped_samples += self.num_dropped
-        stats.forgiven_samples += self.num_forgiven
-
-
-class Rule(Protocol):
-    """Which server's samples come next. It belongs to the thread that fetches, except for `num_drawn`.
-
-    Attributes:
-        is_ending: whether no more samples will be requested.
-    """
-
-    is_ending: bool
-
-    @property
-    def num_drawn(self) -> int:
-        """Samples of the present batch that it has taken from their servers, and keeps until the batch is whole."""
-
-    def begin(self, one: ShardFeed, now: float) -> None:
-        """Note a new server."""
-
-    def note(self, one: ShardFeed, now: float, *, was_lost: bool, has_more: bool, is_only: bool) -> None:
-        """Note what a server has done: its connection `was_lost` before, and it `has_more` samples than before."""
-
-    def leave(self, one: ShardFeed) -> None:
-        """Note that a server has left the target."""
-
-    def look(self, present: Sequence[ShardFeed], now: float) -> float:
-        """Check servers that give nothing; return when to check again."""
-
-    def take(
-        self, present: Sequence[ShardFeed], leaving: Sequence[ShardFeed], num_samples: int, now: float, *, rest: bool
-    ) -> Samples:
-        """Return samples as `Feed.take`; servers that are `leaving` have samples that would otherwise be lost."""
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether the present batch gets no more samples."""
-
-    def end_batch(self) -> str:
-        """End the present batch, as `Feed.end_batch`."""
 
 
 class SeveralFeeds:
@@ -127,7 +32,7 @@ class SeveralFeeds:
         connections: ServerSet,
         infos: Mapping[str, ServerInfo],
         tables: Sequence[TableInfo],
-        rule: Rule,
+        rule: InTurn | ByMass,
         open_feed: Callable[[ShardServer, ServerInfo | None, Flag], ShardFeed],
         *,
         may_grow: bool = True,
@@ -180,11 +85,6 @@ class SeveralFeeds:
         return self._rule.num_drawn + max((one.num_waiting for one in self.present), default=0)
 
     @property
-    def num_left_out(self) -> int:
-        """Servers that cannot give new samples, or are late."""
-        return sum(one.is_lost or one.is_late for one in self.present)
-
-    @property
     def is_done(self) -> bool:
         """Whether nothing is in flight on any server, and nothing more will be requested."""
         return all(one.feed.is_done for one in self.present)
@@ -208,29 +108,27 @@ class SeveralFeeds:
         return " ".join(text for one in self.present if (text := one.feed.explain(since)))
 
     def count(self, stats: DatasetStats) -> None:
-        """Add the counters of all servers, also of those that have left."""
+        """Add the counters of all servers, also of those that have left, and set the present values."""
         for name, number in vars(self._past).items():
             setattr(stats, name, getattr(stats, name) + number)
         for one in self.present:
             one.count(stats)
+        stats.left_out_servers = sum(one.is_lost or one.is_late for one in self.present)
 
     # ----------------------------------------------------------------------------- for the thread that fetches
 
     def proceed(self, now: float, num_held: int) -> tuple[float, list[ReverbWriterError]]:
         """Read and request samples of each server; see `Feed.proceed`."""
-        self._follow_target(now)
+        self._follow_target()
         self._leaving = [one for one in self._leaving if one.feed.waiting]
         next_at, errors = math.inf, list[ReverbWriterError]()
-        present, is_only = self.present, len(self._by_name) == 1
+        present = self.present
         for one in present:
-            feed, stream = one.feed, one.feed.stream
-            num_before, was_lost = feed.num_received, stream.loss is not None
-            at, errors_of_one = one.proceed(now, num_held, is_only=is_only)
+            was_lost = one.feed.stream.loss is not None
+            at, errors_of_one = one.proceed(now, num_held, is_only=len(present) == 1)
             next_at, errors = min(next_at, at), errors + errors_of_one
-            if stream.loss is not None and not was_lost:
+            if one.feed.stream.loss is not None and not was_lost:
                 self._connections.refresh_soon()
-            has_more = feed.num_received > num_before
-            self._rule.note(one, now, was_lost=was_lost, has_more=has_more, is_only=is_only)
         return min(next_at, self._rule.look(present, now)), errors
 
     def take(self, num_samples: int, *, rest: bool) -> Samples:
@@ -258,7 +156,7 @@ class SeveralFeeds:
         for one in self.present:
             one.feed.close()
 
-    def _follow_target(self, now: float) -> None:
+    def _follow_target(self) -> None:
         """Start to read servers that are new in the client's target, and stop to read servers that have left it."""
         shards = self._connections.shards
         if shards is self._shards:
@@ -274,12 +172,11 @@ class SeveralFeeds:
                 if shard.name not in kept:
                     info = self._infos.get(shard.name) if is_first else None
                     kept[shard.name] = self._open_feed(shard, info, self.changed)
-                    self._rule.begin(kept[shard.name], now)
         self._by_name = kept
 
     def _leave(self, one: ShardFeed) -> None:
         """Stop to read a server; keep its counters, and samples that no one else will get."""
-        self._rule.leave(one)
+        one.forgive()
         one.feed.close()
         if self.removes_items:
             self._leaving.append(one)

@@ -15,7 +15,8 @@ from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.table_source import Unset, set_priorities
 from reverb_writer.shards.by_mass import ByMass
 from reverb_writer.shards.server_set import ServerSet, ShardServer, answering
-from reverb_writer.shards.several_feeds import Rule, SeveralFeeds, ShardFeed
+from reverb_writer.shards.several_feeds import SeveralFeeds
+from reverb_writer.shards.shard_feed import ShardFeed
 from reverb_writer.shards.turns import InTurn
 from reverb_writer.shards.weights import EXACT
 from reverb_writer.tables.table_info import ServerInfo
@@ -49,7 +50,7 @@ class SeveralServers:
         infos = self._ask(timeout_s)
         tables = [info.tables[self._table] for info in infos.values()]
         is_exact = not self._options.single_pass and {table.sampler for table in tables} <= EXACT
-        rule: Rule = ByMass(tables[0], self._batch_size, self._max_samples) if is_exact else InTurn(self._batch_size)
+        rule = ByMass(tables[0], self._batch_size, self._max_samples) if is_exact else InTurn(self._batch_size)
 
         def open_feed(shard: ShardServer, info: ServerInfo | None, changed: Flag) -> ShardFeed:
             feed = ServerFeed(

@@ -9,40 +9,42 @@ import math
 from collections.abc import Sequence
 
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
-from reverb_writer.shards.several_feeds import ShardFeed
+from reverb_writer.shards.shard_feed import ShardFeed
 
 _PATIENCE_S = 0.1  # wait for the server whose turn it is, or the fastest server gives most batches
 
 
 class InTurn:
-    """The servers give batches in turn; the methods are those of `Rule`."""
+    """The servers give batches in turn. For the thread that fetches.
+
+    Attributes:
+        is_ending: whether no more samples will be requested.
+        num_drawn: samples of a batch that is not whole, which were taken from their servers: none.
+    """
+
+    num_drawn = 0
 
     def __init__(self, batch_size: int) -> None:
         """Begin with the first server."""
-        self.num_drawn, self.is_ending = 0, False
+        self.is_ending = False
         self._batch_size = batch_size
         self._turn = 0
         self._of_batch: ShardFeed | None = None  # the server of the present batch
         self._has_others = False
         self._waits_since: float | None = None
 
-    def begin(self, one: ShardFeed, now: float) -> None:
-        """Do nothing: a new server has its turn when it has samples."""
-
-    def note(self, one: ShardFeed, now: float, *, was_lost: bool, has_more: bool, is_only: bool) -> None:
-        """Do nothing: turns do not depend on it."""
-
-    def leave(self, one: ShardFeed) -> None:
-        """Do nothing: its samples can still be taken."""
-
-    def look(self, present: Sequence[ShardFeed], now: float) -> float:  # noqa: ARG002  # of the protocol
+    def look(self, present: Sequence[ShardFeed], now: float) -> float:  # noqa: ARG002  # as of the other rule
         """Return when the patience with the server whose turn it is ends."""
         return math.inf if self._waits_since is None else self._waits_since + _PATIENCE_S
 
     def take(
         self, present: Sequence[ShardFeed], leaving: Sequence[ShardFeed], num_samples: int, now: float, *, rest: bool
     ) -> Samples:
-        """Return at most `num_samples` samples of the server of the batch."""
+        """Return at most `num_samples` samples of the server of the batch.
+
+        Servers that are `leaving` have samples that would otherwise be lost. With `rest`, the server may be one that
+        has no batch.
+        """
         self._has_others = len(present) > 1
         one = self._of_batch or self._next(present, leaving, now, rest=rest)
         if one is None:

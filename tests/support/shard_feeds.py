@@ -17,7 +17,10 @@ from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.feed import ServerFeed
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
-from reverb_writer.shards.several_feeds import Rule, SeveralFeeds, ShardFeed
+from reverb_writer.shards.by_mass import ByMass
+from reverb_writer.shards.several_feeds import SeveralFeeds
+from reverb_writer.shards.shard_feed import ShardFeed
+from reverb_writer.shards.turns import InTurn
 from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo
 
 NOW = 1000.0
@@ -91,7 +94,7 @@ class Shards:
         num_refreshed: calls of `refresh_soon`.
     """
 
-    def __init__(self, rule: Rule, table: TableInfo, *sizes: int, may_grow: bool = True) -> None:
+    def __init__(self, rule: InTurn | ByMass, table: TableInfo, *sizes: int, may_grow: bool = True) -> None:
         self._table, self.num_refreshed = table, 0
         self.streams: dict[str, Stream] = {}
         self.remembered: dict[int, str] = {}

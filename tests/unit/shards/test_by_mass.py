@@ -49,7 +49,7 @@ class Mixed(Shards):
         return self.rule._masses[self.of(name)]
 
     def due(self) -> list[int]:
-        return [self.mass(one.shard.name).due for one in self.feeds.present]
+        return [one.due for one in self.feeds.present]
 
     def waiting(self) -> list[int]:
         return [one.num_waiting for one in self.feeds.present]
@@ -105,7 +105,7 @@ def test_slow_server_is_drawn_once_per_call() -> None:
 
 def test_no_more_samples_than_wanted_are_taken() -> None:
     mixed = Mixed(UNIFORM, 2, 2)
-    mixed.mass("a").due = mixed.mass("b").due = 2
+    mixed.of("a").due = mixed.of("b").due = 2
     assert [len(mixed.take(1)) for _ in range(4)] == [1] * 4
     assert (mixed.due(), mixed.waiting(), mixed.draws.seen) == ([0, 0], [2, 2], [])
 
@@ -118,7 +118,7 @@ def test_late_and_lost_servers_are_not_drawn() -> None:
     mixed = Mixed(UNIFORM, 2, 2)
     mixed.connections.shards[1].shard.state = "lost"
     assert len(mixed.take(4)) == 4
-    assert (mixed.waiting(), mixed.draws.seen, mixed.feeds.num_left_out) == ([0, 4], [], 1)
+    assert (mixed.waiting(), mixed.draws.seen, mixed.stats().left_out_servers) == ([0, 4], [], 1)
 
 
 def test_servers_without_items_and_servers_of_unknown_mass() -> None:
@@ -167,7 +167,7 @@ def test_samples_of_a_server_that_is_lost_are_dropped_if_others_are_sampled_mean
     mixed = Mixed(table, *sizes)
     mixed.lose("a")
     assert (mixed.of("a").num_dropped, mixed.of("a").num_waiting) == (num_dropped, 4 - num_dropped)
-    assert (mixed.num_refreshed, mixed.feeds.unreachable(), mixed.feeds.num_left_out) == (1, {"a"}, 1)
+    assert (mixed.num_refreshed, mixed.feeds.unreachable(), mixed.stats().left_out_servers) == (1, {"a"}, 1)
 
 
 def test_mean_of_a_server_that_has_started_again_is_unknown() -> None:
@@ -201,19 +201,19 @@ def test_silent_and_blocked_servers_are_left_out_and_what_they_owe_is_forgiven()
     mixed = Mixed(UNIFORM, 2, 2)
     for name in "ab":
         mixed.of(name).feed.take(9)
-    mixed.mass("a").due, mixed.mass("b").due = 3, 1
+    mixed.of("a").due, mixed.of("b").due = 3, 1
     mixed.streams["a"].unanswered_since = NOW
     assert mixed.proceed(NOW) == NOW + 0.05  # it looks again soon
     assert (mixed.streams["a"].asked, mixed.mass("a").is_slow(NOW + 0.2)) == ([], True)
     mixed.proceed(NOW + 0.5)  # their last samples are old: they are asked for their size
-    assert (mixed.streams["a"].asked, mixed.due(), mixed.feeds.num_left_out) == ([NOW + 0.5], [3, 1], 0)
+    assert (mixed.streams["a"].asked, mixed.due(), mixed.stats().left_out_servers) == ([NOW + 0.5], [3, 1], 0)
     mixed.proceed(NOW + 2.1)
     assert (mixed.due(), mixed.of("a").num_forgiven, mixed.of("a").is_late) == ([0, 1], 3, True)
     mixed.streams["b"].table = mixed.info(1, 0).tables["replay"]  # no item is ready
     mixed.proceed(NOW + 2.2)
-    assert (mixed.due(), mixed.of("b").num_forgiven, mixed.feeds.num_left_out) == ([0, 0], 1, 2)
+    assert (mixed.due(), mixed.of("b").num_forgiven, mixed.stats().left_out_servers) == ([0, 0], 1, 2)
     mixed.receive("a", [7], 2)
-    assert (mixed.of("a").is_late, mixed.feeds.num_left_out) == (False, 1)
+    assert (mixed.of("a").is_late, mixed.stats().left_out_servers) == (False, 1)
 
 
 def test_nothing_is_kept_of_servers_that_have_left() -> None:
@@ -221,7 +221,7 @@ def test_nothing_is_kept_of_servers_that_have_left() -> None:
     mixed = Mixed(UNIFORM, 2, 2)
     mixed.draws.next = [[2, 2]]
     mixed.take(4)
-    mixed.mass("b").due = 3
+    mixed.of("b").due = 3
     mixed.connections.shards = mixed.connections.shards[:1]
     mixed.proceed()
     mixed.take(1)

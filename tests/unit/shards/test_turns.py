@@ -48,11 +48,11 @@ def test_server_whose_turn_it_is_is_waited_for_a_moment_and_then_left_out_until_
     assert turns.proceed() == NOW + 0.1  # the end of the patience
     assert turns.batch(now=NOW + 0.09) == (NOTHING, "")
     assert turns.batch(now=NOW + 0.11) == ([10, 11, 12, 13], "b:1")
-    assert turns.feeds.num_left_out == 1
+    assert turns.stats().left_out_servers == 1
     assert turns.batch(now=NOW + 0.12) == ([14, 15, 16, 17], "b:1")  # it is no longer waited for
     turns.receive("a", range(4), 9)
     assert turns.batch() == ([0, 1, 2, 3], "a:1")
-    assert turns.feeds.num_left_out == 0
+    assert turns.stats().left_out_servers == 0
 
 
 def test_a_batch_stays_with_its_server_and_ends_when_the_server_is_lost_and_there_are_others() -> None:
