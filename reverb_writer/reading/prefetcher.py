@@ -27,7 +27,7 @@ from reverb_writer.errors import FormatError, IncompleteError, ReverbWriterError
 from reverb_writer.reading.feed import Feed
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
-from reverb_writer.reading.views import Form, in_form
+from reverb_writer.reading.views.forms import Form, in_form
 from reverb_writer.rows import ACTION, LAST
 from reverb_writer.slices.batch import Batch
 

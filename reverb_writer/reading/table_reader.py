@@ -24,7 +24,7 @@ from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.table_source import TableSource
-from reverb_writer.reading.views import Form
+from reverb_writer.reading.views.forms import Form
 from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transport import process_hooks
 

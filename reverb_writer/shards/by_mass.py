@@ -33,7 +33,7 @@ _STALE_S = 1.0  # age at which a waiting sample is dropped for a newer one, whic
 
 
 class Mass:
-    """What is known of the mass of one server's items."""
+    """The mass of one server's items, as far as it is known."""
 
     def __init__(self, one: ShardFeed, mean: float | None, now: float) -> None:
         """Start without a sample."""
