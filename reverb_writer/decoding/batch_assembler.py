@@ -95,11 +95,12 @@ class BatchAssembler:
         """Add samples, also of new items; return the added samples, and the errors of the others."""
         errors: list[ReverbWriterError] = []
         added: list[int] = []
+        decoder, let_go = self._decoder, self._let_go
         for number, (key, entry) in enumerate(zip(samples.keys.tolist(), samples, strict=True)):
-            item = self._decoder.known.get(key)  # a new item may have evicted this one
+            item = decoder.known.get(key)  # a new item may have evicted this one
             if item is None:
                 try:
-                    item = self._decoder.find(key, entry, self._let_go)
+                    item = decoder.find(key, entry, let_go)
                 except StructureError:
                     self.num_foreign += 1
                     continue
@@ -211,7 +212,7 @@ class BatchAssembler:
         Raise FormatError if these items cannot be in the batch.
         """
         current = self._decoder.current
-        if self.structure and current and self.num_samples and cache.form != current.form:
+        if cache is not current and self.structure and current and self.num_samples and cache.form != current.form:
             got, expected = (
                 ", ".join(f"{dtype} {list(shape)}" for dtype, shape, _ in one.form)[:500] for one in (cache, current)
             )
