@@ -50,7 +50,7 @@ class TableSource(Protocol):
         """Set priorities by key, and wait for it."""
 
 
-class OneServer:
+class ServerTable:
     """A table on one server; see `TableSource`."""
 
     def __init__(self, server: Server, table: str, batch_size: int, options: ReadOptions, timeout_s: float) -> None:

@@ -9,10 +9,10 @@ from reverb_writer.errors import SpecError
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.table_reader import TableReader
-from reverb_writer.reading.table_source import OneServer, TableSource
+from reverb_writer.reading.table_source import ServerTable, TableSource
 from reverb_writer.reading.views import View
 from reverb_writer.replay.client import Client, as_client
-from reverb_writer.shards.several_servers import SeveralServers
+from reverb_writer.shards.table_source import ShardedTable
 from reverb_writer.shards.targets import source_of
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def _source(client: Client, table: str, batch_size: int, options: ReadOptions) -
     """Return where a reader finds the table: on the only server there is and will be, or on several."""
     connections = client.connections
     if connections.may_have_several:
-        return SeveralServers(connections, table, batch_size, options, client.timeout_s)
-    return OneServer(connections.shards[0].server, table, batch_size, options, client.timeout_s)
+        return ShardedTable(connections, table, batch_size, options, client.timeout_s)
+    return ServerTable(connections.shards[0].server, table, batch_size, options, client.timeout_s)
 
 
 def _keep() -> None:

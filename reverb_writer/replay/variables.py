@@ -34,9 +34,10 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.replay.client import as_client
-from reverb_writer.replay.version_items import Version, columns_of, encode_nest, read_version
-from reverb_writer.shards.server_set import ShardServer, answering, first_that_answers, on_each
+from reverb_writer.replay.version_items import columns_of, encode_nest, read_version
+from reverb_writer.shards.server_set import answering, first_that_answers, sample_each
 from reverb_writer.shards.targets import rank_shards
+from reverb_writer.tables.table_info import ServerInfo
 
 _LOG = logging.getLogger(__package__)
 _PAUSE_S = 0.1  # between two questions of a waiting call
@@ -333,27 +334,21 @@ class Variables:
 
     def _look(self, seen: Mapping[str, _Count], deadline: Deadline) -> _News:
         """Read each server that answers and whose count is not the `seen` one."""
-        changed: dict[ShardServer, _Count] = {}
-        shards = self._client.connections.in_state("up", "draining")
-        for shard, info in answering(shards, deadline.left_s(), [self._table]).items():
+        counts: dict[str, _Count] = {}
+
+        def num_wanted(shard: str, info: ServerInfo) -> int:
             table = info.tables[self._table]
-            count = info.state_id, table.rate_limiter.num_inserts
-            if table.current_size and count != seen.get(shard.name):
-                changed[shard] = count
-        read, failed = on_each([*changed], lambda shard: self._read(shard, deadline))
-        if failed and not read:
-            raise next(iter(failed.values()))
-        now_seen = {**seen, **{shard.name: changed[shard] for shard in read}}
+            counts[shard] = info.state_id, table.rate_limiter.num_inserts
+            return int(table.current_size > 0 and counts[shard] != seen.get(shard))
+
+        read = sample_each(self._client.connections, self._table, num_wanted, deadline)
+        now_seen = {**seen, **{shard: counts[shard] for shard in read}}
         if not read:
             return _News(now_seen)
-        newest = max(read.values(), key=lambda version: version.number)
+        versions = [read_version(tree.flatten(sample.data), self._table) for (sample,) in read.values()]
+        newest = max(versions, key=lambda version: version.number)
         hear_priorities(self._addresses(), newest.priorities)
         return _News(now_seen, newest.number, newest.nest, newest.is_last)
-
-    def _read(self, shard: ShardServer, deadline: Deadline) -> Version:
-        """Return the version on a server."""
-        (sample,) = shard.server.sample(self._table, 1, deadline)
-        return read_version(tree.flatten(sample.data), self._table)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make an equal object in another process, which has read no version."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from reverb_writer.background import Flag, in_background, logged, start_thread
-from reverb_writer.client.server_calls import Server
+from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.shards.targets import Shard, ShardState, Target, TargetSource
@@ -282,6 +282,22 @@ def _first_answers(shards: Sequence[ShardServer], timeout_s: float) -> dict[Shar
             why = "".join(f" {error}" for error in unreachable.values())
             raise ServerUnavailableError(f"none of {names} answers within {timeout_s:.1f} s.{why}")
         time.sleep(_RETRY_S)
+
+
+def sample_each(
+    connections: ServerSet, table: str, num_wanted: Callable[[str, ServerInfo], int], deadline: Deadline
+) -> dict[str, list[Sample]]:
+    """Return samples of each shard that answers, by its name, of which more than none are wanted.
+
+    `num_wanted` gets the name of a shard and its answer. Shards that fail are left out; if all do that have answered,
+    the first error is raised, as `answering` raises it if none answers.
+    """
+    infos = answering(connections.in_state("up", "draining"), deadline.left_s(), [table])
+    wanted = {shard: number for shard, info in infos.items() if (number := num_wanted(shard.name, info)) > 0}
+    read, failed = on_each([*wanted], lambda shard: [*shard.server.sample(table, wanted[shard], deadline)])
+    if len(failed) == len(infos):
+        raise next(iter(failed.values()))
+    return {shard.name: samples for shard, samples in read.items()}
 
 
 def first_that_answers(shards: Sequence[ShardServer], deadline: Deadline) -> ShardServer:

@@ -18,7 +18,7 @@ from reverb_writer.reading.feed import ServerFeed
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.shards.by_mass import ByMass
-from reverb_writer.shards.several_feeds import SeveralFeeds
+from reverb_writer.shards.feed import ShardedFeed
 from reverb_writer.shards.shard_feed import ShardFeed
 from reverb_writer.shards.turns import InTurn
 from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo
@@ -102,7 +102,7 @@ class Shards:
         infos = {name: self.info(number, size) for number, (name, size) in enumerate(zip(names, sizes, strict=True))}
         self.connections = cast("Any", SimpleNamespace(refresh_soon=self._refresh))
         self.connections.shards = tuple([self.shard(name) for name in names])
-        self.feeds = SeveralFeeds(self.connections, infos, [table], rule, self._open, may_grow=may_grow)
+        self.feeds = ShardedFeed(self.connections, infos, [table], rule, self._open, may_grow=may_grow)
 
     def info(self, state_id: int, size: int) -> ServerInfo:
         """Return the answer of a server."""

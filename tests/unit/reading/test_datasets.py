@@ -16,7 +16,7 @@ import reverb_writer as rw
 from reverb_writer.reading import priority_updates
 from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.table_source import OneServer
+from reverb_writer.reading.table_source import ServerTable
 
 PRIORITIZED = rw.TableConfig("replay", 100, rw.Prioritized(1.0))
 
@@ -191,7 +191,7 @@ def test_key_and_priority_of_zero_can_be_set() -> None:
 def test_oldest_priorities_are_dropped_and_counted_when_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priority_updates, "_MAX_KEYS", 2)
     with rw.LocalServer([PRIORITIZED]) as server, rw.Client(server) as client:
-        source = OneServer(client.shards[0].server, "replay", 1, ReadOptions(), 60)
+        source = ServerTable(client.shards[0].server, "replay", 1, ReadOptions(), 60)
         updates = priority_updates.PriorityUpdates(client.server_info()["replay"], source.set_priorities)
         insert_numbers(server.address, "replay", range(3))
         keys = sorted({sample.info.key for sample in client.sample("replay", 60)})

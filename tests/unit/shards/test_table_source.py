@@ -11,7 +11,7 @@ from numbered import QUEUE, insert_numbers
 import reverb_writer as rw
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.shards.several_servers import SeveralServers
+from reverb_writer.shards.table_source import ShardedTable
 
 PRIORITIZED = rw.TableConfig("replay", 100, rw.Prioritized(1.0))
 
@@ -44,7 +44,7 @@ def test_priorities_of_lost_servers_are_counted_and_warned_of_once(caplog: pytes
         rw.LocalServer([PRIORITIZED]) as other,
         rw.Client([one.address, other.address]) as client,
     ):
-        source = SeveralServers(client.connections, "replay", 1, ReadOptions(), 60)
+        source = ShardedTable(client.connections, "replay", 1, ReadOptions(), 60)
         updates = PriorityUpdates(client.server_info()["replay"], source.set_priorities)
         insert_numbers(other.address, "replay", [0])
         unknown = next(client.sample("replay", 1)).info.key  # its server is not remembered

@@ -1,7 +1,7 @@
 r"""The feeds of several servers, read as one feed by a rule: in turn, or by mass.
 
     ServerFeed a \
-    ServerFeed b  > SeveralFeeds, by an InTurn or a ByMass -> take()
+    ServerFeed b  > ShardedFeed, by an InTurn or a ByMass -> take()
     ServerFeed c /
 
 It follows the client's target: it starts to read new servers, and stops to read servers that have left.
@@ -24,7 +24,7 @@ from reverb_writer.shards.turns import InTurn
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 
 
-class SeveralFeeds:
+class ShardedFeed:
     """The samples of one table on the servers of a target; the methods are those of `Feed`."""
 
     def __init__(

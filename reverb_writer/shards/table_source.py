@@ -14,8 +14,8 @@ from reverb_writer.reading.priority_updates import drop_oldest
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.table_source import Unset, set_priorities
 from reverb_writer.shards.by_mass import ByMass
+from reverb_writer.shards.feed import ShardedFeed
 from reverb_writer.shards.server_set import ServerSet, ShardServer, answering
-from reverb_writer.shards.several_feeds import SeveralFeeds
 from reverb_writer.shards.shard_feed import ShardFeed
 from reverb_writer.shards.turns import InTurn
 from reverb_writer.shards.weights import EXACT
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__package__)
 _TIMEOUT_S = 5.0  # of new priorities: a slow server delays no other
 
 
-class SeveralServers:
+class ShardedTable:
     """A table on the servers of a target, which may change; see `TableSource`."""
 
     def __init__(
@@ -37,7 +37,7 @@ class SeveralServers:
         self._connections, self._table, self._options = connections, table, options
         self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
         self._owners = KeyOwners()
-        self._feed: SeveralFeeds | None = None  # the newest
+        self._feed: ShardedFeed | None = None  # the newest
         self._has_warned = False
 
     @property
@@ -45,7 +45,7 @@ class SeveralServers:
         """The servers' addresses, as given, separated by commas."""
         return self._connections.address
 
-    def open(self, timeout_s: float) -> SeveralFeeds:
+    def open(self, timeout_s: float) -> ShardedFeed:
         """Find the table on the servers that answer, and return a feed of its samples."""
         infos = self._ask(timeout_s)
         tables = [info.tables[self._table] for info in infos.values()]
@@ -65,7 +65,7 @@ class SeveralServers:
             return ShardFeed(shard, feed, self._owners.remember)
 
         may_grow = not self._options.single_pass  # it returns the items that the table held at its start
-        self._feed = SeveralFeeds(self._connections, infos, tables, rule, open_feed, may_grow=may_grow)
+        self._feed = ShardedFeed(self._connections, infos, tables, rule, open_feed, may_grow=may_grow)
         return self._feed
 
     def _ask(self, timeout_s: float) -> dict[str, ServerInfo]:
