@@ -41,7 +41,7 @@ class _Tap(Channel):
 def record(address: str, workload: Workload, num_steps: int, **options: Any) -> list[bytes]:
     """Write `num_steps` steps with our observer and return the messages of its insert stream."""
     with rw.Client(address) as client, contextlib.closing(_Tap(address)) as tap:
-        client.shards[0].channel = tap
+        client.shards[0].server.channel = tap
         actor = ours(client, workload, **options)
         actor.write(math.inf, num_steps)
         actor.close()

@@ -15,12 +15,20 @@ from __future__ import annotations
 import _thread
 import collections
 import contextlib
+import logging
 import sys
 import threading
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
+
+_LOG = logging.getLogger(__package__)
+
+LOG_EVERY_S = 10.0
+"""Interval of the log's lines about a call that waits, in seconds."""
 
 
 class Flag:
@@ -124,6 +132,25 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     thread = threading.Thread(target=target, name=name, daemon=True)
     in_background(thread.start).result()
     return thread
+
+
+@contextlib.contextmanager
+def logged(describe: Callable[[], str]) -> Iterator[None]:
+    """Log the text of `describe` and the time spent in the block, every ten seconds."""
+    # An interrupt may keep `done` from being set. Only this frame refers to `block`, so `block` ends with the frame.
+    done, block = Flag(), Flag()
+    is_alive = weakref.ref(block)
+    start = time.monotonic()
+
+    def run() -> None:
+        while not done.wait(LOG_EVERY_S) and is_alive():
+            _LOG.warning("%s (%.0f s so far).", describe(), time.monotonic() - start)
+
+    try:
+        in_background(run)
+        yield
+    finally:
+        done.set()
 
 
 class LateThread:

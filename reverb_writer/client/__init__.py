@@ -1,1 +1,1 @@
-"""The verbs of a replay client, over one server or several: insert, sample, priorities, specs, variables."""
+"""The verbs of a replay client at one server: insert, sample, priorities, specs."""

@@ -25,7 +25,6 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples, parse
-from reverb_writer.shards.targets import Shard
 from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
@@ -65,10 +64,9 @@ class Sample(_Sample):
 class Server:
     """A server of a `Client`, which documents the verbs. Thread-safe."""
 
-    def __init__(self, shard: Shard, channel: Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         """Take the ownership of a connection."""
-        self.shard = shard  # the server's entry in the client's target
-        self.channel = channel  # the connection; another address does not replace it
+        self.channel = channel  # another address does not replace it
         self._streams = InsertStreams(channel)
         self._assemblers: dict[str, BatchAssembler] = {}  # unused ones by table, with decoded chunks of the table
 
@@ -76,17 +74,6 @@ class Server:
     def address(self) -> str:
         """The server's address, as given."""
         return self.channel.address
-
-    @property
-    def name(self) -> str:
-        """The shard's name; it remains when the address changes."""
-        return self.shard.name
-
-    def follow(self, shard: Shard) -> None:
-        """Take the server's entry in the newest target; connect to its address if that is another one."""
-        if shard.address != self.shard.address:
-            self.channel.redirect(shard.address)
-        self.shard = shard
 
     def insert(
         self,

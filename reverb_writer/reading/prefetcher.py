@@ -1,6 +1,6 @@
 """The thread of a dataset, which fetches batches ahead of their use.
 
-    Mixer -> BatchAssembler -> BatchMaker -> transform -> form of the reader's last call -> pop(), which frees room
+    Feed -> BatchAssembler -> BatchMaker -> transform -> form of the reader's last call -> pop(), which frees room
 
 At most `max_in_flight_batches` batches are in flight, being assembled, or ready. The thread does all work on samples,
 and also calls user functions. The reader of a batch takes no lock and does not wait for this work.
@@ -24,11 +24,11 @@ from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, IncompleteError, ReverbWriterError, SpecError, UnsafeDataError
+from reverb_writer.reading.feed import Feed
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
-from reverb_writer.reading.views import Form, in_form
+from reverb_writer.reading.views.forms import Form, in_form
 from reverb_writer.rows import ACTION, LAST
-from reverb_writer.shards.mixer import Mixer
 from reverb_writer.slices.batch import Batch
 
 _LOG = logging.getLogger(__package__)
@@ -100,15 +100,15 @@ class Prefetcher:
     """
 
     def __init__(
-        self, mixer: Mixer, maker: BatchMaker, batch_size: int, options: ReadOptions, structure: TableStructure
+        self, feed: Feed, maker: BatchMaker, batch_size: int, options: ReadOptions, structure: TableStructure
     ) -> None:
         """Prepare to make batches of `batch_size` samples each; samples of another structure are left out."""
-        self._mixer, self._maker, self._batch_size = mixer, maker, batch_size
+        self._feed, self._maker, self._batch_size = feed, maker, batch_size
         self._table = structure.table
         self._transform = options.transform
         self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
         self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
-        self._changed, self.woken = mixer.changed, Flag()
+        self._changed, self.woken = feed.changed, Flag()
         self.too_short: IncompleteError | None = None
         self._failure: Exception | None = None  # has ended the thread
         self._says_too_short = True
@@ -177,7 +177,7 @@ class Prefetcher:
     @property
     def num_for_batch(self) -> int:
         """Samples that have arrived for the next batch, at most the size of a batch."""
-        return min(self._assembler.num_samples + self._mixer.num_for_batch, self._batch_size)
+        return min(self._assembler.num_samples + self._feed.num_for_batch, self._batch_size)
 
     @property
     def is_making(self) -> bool:
@@ -185,10 +185,11 @@ class Prefetcher:
         return self._is_full or bool(self._made)
 
     def count(self, stats: DatasetStats) -> None:
-        """Add the counters so far."""
-        self._mixer.count(stats)
-        is_lost = self.has_ended and not self._mixer.removes_items  # no one will get the waiting samples
-        stats.ready_samples = self._num_held() + (0 if is_lost else self._mixer.num_waiting)
+        """Add the counters so far, and set the present values."""
+        self._feed.count(stats)
+        stats.in_flight_samples = self._feed.num_in_flight
+        is_lost = self.has_ended and not self._feed.removes_items  # no one will get the waiting samples
+        stats.ready_samples = self._num_held() + (0 if is_lost else self._feed.num_waiting)
         stats.cache_bytes = self._assembler.cache_bytes
         stats.decoded_chunks += self._assembler.num_decoded_chunks
         stats.foreign_items += self._assembler.num_foreign
@@ -219,9 +220,9 @@ class Prefetcher:
     def _run(self) -> None:
         try:
             self._fetch()
-            self._mixer.close()
+            self._feed.close()
             if not self._discards:
-                while self._advance(time.monotonic(), rest=True, bounded=False):
+                while self._advance(rest=True, bounded=False):
                     pass
                 self._put_rest()
         except Exception as error:  # noqa: BLE001  # the reader raises it: a dataset that ends without an error looks complete
@@ -229,7 +230,7 @@ class Prefetcher:
                 _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
             self._failure = error
         finally:
-            self._mixer.close()
+            self._feed.close()
             self._ended.set()  # before the reader wakes: the thread lives a moment longer
             self.woken.set()
 
@@ -240,24 +241,24 @@ class Prefetcher:
             self._changed.clear()
             now, end = time.monotonic(), self._end
             if end is not None:
-                self._mixer.stop_requests()
+                self._feed.stop_requests()
                 began_to_end_at = min(began_to_end_at, now)
             next_at = math.inf
             # Nothing is read until the error of a message is taken, so that damage costs little.
             if end is not None or all(one.num_samples or one.error is None for one in self._ready.copy()):
-                next_at, errors = self._mixer.proceed(now, self._num_held() + self._num_left_out)
+                next_at, errors = self._feed.proceed(now, self._num_held() + self._num_left_out)
                 for error in errors:
                     self._refuse(error, 0)
             request = self._request
-            rest, bounded = request is not None or self._mixer.is_done, request is None and end is None
-            if self._advance(now, rest=rest, bounded=bounded):
+            rest, bounded = request is not None or self._feed.is_done, request is None and end is None
+            if self._advance(rest=rest, bounded=bounded):
                 continue
             if end is not None:
                 until, max_silence_s = end
-                next_at = min(until, max(self._mixer.heard_at, began_to_end_at) + max_silence_s)
-                if next_at <= now or not (self._mixer.removes_items and self._mixer.num_in_flight):
+                next_at = min(until, max(self._feed.heard_at, began_to_end_at) + max_silence_s)
+                if next_at <= now or not (self._feed.removes_items and self._feed.num_in_flight):
                     return
-            elif self._mixer.is_done and not self.is_making:
+            elif self._feed.is_done and not self.is_making:
                 return
             if request is not None:
                 self._answer(request)
@@ -270,7 +271,7 @@ class Prefetcher:
             send_due()
         self._changed.wait(None if until == math.inf else until - time.monotonic())
 
-    def _advance(self, now: float, *, rest: bool, bounded: bool) -> bool:
+    def _advance(self, *, rest: bool, bounded: bool) -> bool:
         """Do the next piece of work on arrived samples; return whether it found one.
 
         With `rest`, make a batch that the samples do not fill. Without `bounded`, work even if enough are ready.
@@ -287,12 +288,12 @@ class Prefetcher:
         if self._maker.is_full(assembler):
             self._is_full = True
             return True
-        samples = self._mixer.take(self._batch_size - assembler.num_samples, now, any_server=rest)
+        samples = self._feed.take(self._batch_size - assembler.num_samples, rest=rest)
         for error in assembler.add(samples) if samples else ():
             self._refuse(error, 1)
         num_samples = assembler.num_samples
         self._is_full = num_samples >= self._batch_size or (
-            num_samples > 0 and not samples and (rest or self._mixer.is_starved)
+            num_samples > 0 and not samples and (rest or self._feed.is_starved)
         )
         return self._is_full or bool(samples)
 
@@ -308,7 +309,7 @@ class Prefetcher:
         """Make the batches of the assembled samples."""
         num_samples, num_left_out = self._assembler.num_samples, self._maker.num_left_out
         try:
-            batches = self._maker.make(self._assembler, self._mixer.end_batch())
+            batches = self._maker.make(self._assembler, self._feed.end_batch())
         except IncompleteError as error:  # the reader raises it if it times out before other samples arrive
             if self._says_too_short:
                 _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
@@ -388,6 +389,6 @@ class Prefetcher:
         )
 
     def _num_held(self) -> int:
-        """Return the number of samples that were taken from the mixer and not popped, errors included."""
+        """Return the number of samples that were taken from the feed and not popped, errors included."""
         num_made = sum(num_samples for _, num_samples in self._made.copy())
         return self._assembler.num_samples + num_made + sum(ready.num_samples for ready in self._ready.copy())

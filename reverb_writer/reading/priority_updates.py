@@ -1,29 +1,26 @@
-"""Send new priorities to the servers while the learner continues.
+"""Send new priorities while the learner continues.
 
-put(keys, priorities) -> the newest for each key -> a thread -> the server that owns the key
+put(keys, priorities) -> the newest for each key -> a thread -> TableSource.set_priorities
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.background import Flag, LateThread, in_background
-from reverb_writer.client.server_calls import Server
-from reverb_writer.deadline import Deadline
+from reverb_writer.background import Flag, LateThread
 from reverb_writer.decoding.samples import BatchInfo
-from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, SpecError
 from reverb_writer.leaves import host_array
-from reverb_writer.replay.client import Client
+from reverb_writer.reading.table_source import Unset
 from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transitions import Transitions
@@ -35,21 +32,20 @@ _BY_PRIORITY = {"prioritized", "max_heap", "min_heap"}
 _MAX_KEYS = 1 << 20
 _MAX_REQUEST_KEYS = 1 << 14
 _LOOK_S = 0.05
-_TIMEOUT_S = 5.0  # of one of several servers
+_PAUSE_S = 0.1  # after priorities that were not set
 
 
 class PriorityUpdates:
     """Sets priorities in one table, in a thread that starts with the first call. Thread-safe.
 
     Attributes:
-        lost_servers: returns the names of the servers without a connection.
+        num_sent, num_failed, num_gone: priorities that were set; that a server did not take, or that were dropped
+            unsent; and that were not sent because no server that may have their items can be reached.
     """
 
-    lost_servers: Callable[[], set[str]]
-
-    def __init__(self, client: Client, table: TableInfo) -> None:
-        """Start without priorities."""
-        self._client, self._table = client, table.name
+    def __init__(self, table: TableInfo, set_priorities: Callable[[Mapping[int, float]], Unset]) -> None:
+        """Start without priorities; `set_priorities` is that of a `TableSource`."""
+        self._table, self._set = table.name, set_priorities
         self._warning = (
             None
             if {table.sampler, table.remover} & _BY_PRIORITY
@@ -59,16 +55,9 @@ class PriorityUpdates:
         self._lock = threading.Lock()
         self._changed, self._sent = Flag(), Flag()
         self._pending: dict[int, float] = {}
-        self._owners: dict[int, str] = {}
         self._is_sending = self._is_closed = False
         self.num_sent = self.num_failed = self.num_gone = 0
         self._thread = LateThread(self._run, "reverb-writer-priorities")
-
-    def remember_owner(self, keys: Sequence[int], server: Server) -> None:
-        """Remember the server of each key, for as many keys as a learner can hold."""
-        with self._lock:
-            self._owners.update(dict.fromkeys(keys, server.name))
-            _drop_oldest(self._owners)
 
     def put(self, batch_or_keys: Any, priorities: Any) -> None:
         """Set priorities soon; if a key has several, the last one counts."""
@@ -81,7 +70,7 @@ class PriorityUpdates:
             if warning is not None:
                 _LOG.warning("%s", warning)
             self._pending.update(zip(keys.tolist(), priorities.tolist(), strict=True))
-            self.num_failed += _drop_oldest(self._pending)
+            self.num_failed += drop_oldest(self._pending)
         self._wake()
 
     def flush(self, timeout_s: float) -> None:
@@ -125,52 +114,27 @@ class PriorityUpdates:
                 self._is_sending = bool(batch)
                 for key in batch:
                     del self._pending[key]
-                owners = [self._owners.get(key) for key in batch]
             self._sent.set()
             if batch:
-                self._send(batch, owners)
+                self._send(batch)
             elif is_closed:
                 return
             else:
                 self._changed.wait(None)
 
-    def _send(self, batch: dict[int, float], owners: list[str | None]) -> None:
-        """Send each key to the server that owns it, or to all servers if the owner is unknown: other servers ignore it.
-
-        Each key is counted once: as gone if no server could get it, as failed if a server that should get it did not.
-        """
-        num_gone = 0
-        if not self._client.connections.may_have_several:
-            failed = self._send_to(self._client.shards[0], batch, self._client.timeout_s)
-        else:
-            lost = self.lost_servers()
-            there = [shard for shard in self._client.shards if shard.name not in lost]
-            names = {None, *(shard.name for shard in there)}
-            num_gone = sum(owner not in names for owner in owners) if there else len(batch)
-            sent = []
-            for shard in there:
-                updates = {key: batch[key] for key, own in zip(batch, owners, strict=True) if own in (None, shard.name)}
-                if updates:  # a slow server delays no other
-                    timeout_s = min(self._client.timeout_s, _TIMEOUT_S)
-                    sent.append(in_background(functools.partial(self._send_to, shard, updates, timeout_s)))
-            failed = set().union(*[one.result() for one in sent])
-        if num_gone and not self.num_gone:
-            _LOG.warning("Priorities of `%s` are not sent to unreachable servers; they are counted.", self._table)
+    def _send(self, batch: Mapping[int, float]) -> None:
+        """Set priorities; count each key once, and log those that a server did not take."""
+        unset = self._set(batch)
+        if not self._is_closed:
+            for keys, error in unset.refused:
+                _LOG.warning("%d priorities of `%s` were not set: %s", len(keys), self._table, error)
+            if unset.refused:
+                time.sleep(_PAUSE_S)
+        failed = set[int]().union(*[keys for keys, _ in unset.refused])
         with self._lock:
-            self.num_gone += num_gone
+            self.num_gone += unset.num_gone
             self.num_failed += len(failed)
-            self.num_sent += len(batch) - num_gone - len(failed)
-
-    def _send_to(self, shard: Server, updates: dict[int, float], timeout_s: float) -> set[int]:
-        """Send updates to one server; return the keys that were not set."""
-        try:
-            shard.mutate_priorities(self._table, updates, deadline=Deadline(timeout_s))
-        except ReverbWriterError as error:
-            if not self._is_closed:
-                _LOG.warning("%d priorities of `%s` were not set: %s", len(updates), self._table, error)
-                time.sleep(0.1)
-            return set(updates)
-        return set()
+            self.num_sent += len(batch) - unset.num_gone - len(failed)
 
 
 def info_of(batch_or_keys: Any) -> Any:
@@ -204,7 +168,7 @@ def checked_updates(batch_or_keys: Any, priorities: Any) -> tuple[npt.NDArray[An
     return keys, priorities
 
 
-def _drop_oldest(entries: dict[int, Any]) -> int:
+def drop_oldest(entries: dict[int, Any]) -> int:
     """Leave the newest `_MAX_KEYS` entries; return how many were dropped."""
     oldest = list(itertools.islice(entries, max(len(entries) - _MAX_KEYS, 0)))
     for key in oldest:

@@ -1,34 +1,31 @@
 """The reader of one table: opening, waits and their causes, counters, the end.
 
-TableReader -> Prefetcher   batches, made ahead in a thread
-            -> PriorityUpdates   new priorities, sent in another thread
+TableReader -> Prefetcher        batches of a feed of the TableSource, made ahead in a thread
+            -> PriorityUpdates   new priorities for the TableSource, sent in another thread
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from reverb_writer import background
 from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.reading.feed import Feed
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher, Ready
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
-from reverb_writer.reading.views import Form
-from reverb_writer.replay.client import Client, as_client
-from reverb_writer.shards import server_set
-from reverb_writer.shards.by_mass import ByMass
-from reverb_writer.shards.mixer import Mixer
-from reverb_writer.shards.weights import EXACT
-from reverb_writer.tables.table_info import ServerInfo
+from reverb_writer.reading.table_source import TableSource
+from reverb_writer.reading.views.forms import Form
+from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transport import process_hooks
 
 _LOG = logging.getLogger(__package__)
@@ -52,26 +49,22 @@ class TableReader:
 
     def __init__(
         self,
-        replay: Any,
+        source: TableSource,
         table: str,
         pool_size: int,
         options: ReadOptions,
         maker: BatchMaker,
         opening: Callable[[], Any],
+        release: Callable[[], object],
     ) -> None:
-        """Connect to the servers; if that fails, stop all started threads.
+        """Find the table; if that fails, stop all started threads.
 
         The `maker` makes batches of `pool_size` samples together. It must not refer to the reader: the thread refers to
         the maker, and would keep the reader from being collected. `opening` opens an equal dataset, and is picklable.
+        `release` is called at the end, when the reader no longer uses the source.
         """
-        if not isinstance(table, str):
-            raise SpecError(
-                f"`table` must be the name of one table, got {table!r}. For several tables, make a dataset "
-                "per table and a MixedDataset."
-            )
-        self._table, self._opening = table, opening
-        self._client, self._owns_client = as_client(replay, options.timeout_s)
-        self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
+        self._source, self._table, self._opening, self._release = source, table, opening, release
+        self.timeout_s = source.timeout_s if options.timeout_s is None else options.timeout_s
         self._stats = DatasetStats()  # of batches, and of earlier passes
         self._pool_size, self._options, self._maker = pool_size, options, maker
         self._begins_pass = options.single_pass  # whether the next call for a batch begins a pass
@@ -79,31 +72,22 @@ class TableReader:
         parts: list[Any] = [None, None]  # the priorities and the prefetcher, once they exist
         self._parts = parts
         # A reader that was not closed, or whose opening was interrupted, must not hang the interpreter's end.
-        owned_client = self._client if self._owns_client else None
-        self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
+        self._finalizer = weakref.finalize(self, _shut_down, parts, release)
         try:
-            infos = _request_infos(self._client, table, self._client.timeout_s, needs_all=options.single_pass)
-            _check_table(infos, table, options)
-            self._updates = parts[0] = PriorityUpdates(self._client, next(iter(infos.values())).tables[table])
-            self._prepare(infos)
+            feed = source.open(source.timeout_s)
+            _check_tables(feed.tables, options)
+            self._updates = parts[0] = PriorityUpdates(feed.tables[0], source.set_priorities)
+            self._prepare(feed)
         except BaseException:
             self._finalizer()
             raise
 
-    def _prepare(self, infos: Mapping[str, ServerInfo]) -> None:
-        """Prepare to fetch from servers with these tables, by name of the shard; `_begin` begins."""
-        tables = [info.tables[self._table] for info in infos.values()]
-        self.is_prioritized = any(table.sampler == "prioritized" for table in tables)
-        is_exact = (
-            self._client.connections.may_have_several
-            and not self._options.single_pass
-            and {table.sampler for table in tables} <= EXACT
-        )
-        rule, remember = ByMass if is_exact else Mixer, self._updates.remember_owner
-        mixer = rule(self._client, infos, tables[0], self._pool_size, self._options, remember)
-        structure = TableStructure(self._table, tables[0].signature)
-        self._mixer, self._updates.lost_servers = mixer, lambda: mixer.lost_servers
-        self._prefetcher = Prefetcher(mixer, self._maker, self._pool_size, self._options, structure)
+    def _prepare(self, feed: Feed) -> None:
+        """Prepare to fetch; `_begin` begins."""
+        self._feed = feed
+        self.is_prioritized = any(table.sampler == "prioritized" for table in feed.tables)
+        structure = TableStructure(self._table, feed.tables[0].signature)
+        self._prefetcher = Prefetcher(feed, self._maker, self._pool_size, self._options, structure)
         self._parts[1] = self._prefetcher
 
     def begin(self, form: Form) -> None:
@@ -135,9 +119,8 @@ class TableReader:
         """Begin to fetch batches in a form; of a single pass, the items that the servers have now."""
         process_hooks.claim()
         if self._begins_pass and self._finalizer.alive:  # it ends with `close`
-            infos = _request_infos(self._client, self._table, self.timeout_s, needs_all=True)
-            past = dataclasses.replace(self.stats(), in_flight_samples=0, left_out_servers=0)
-            self._prepare(infos)
+            feed, past = self._source.open(self.timeout_s), self.stats()
+            self._prepare(feed)
             self._stats, self._begins_pass, self._has_given_all = past, False, False
         self._prefetcher.start(form)
 
@@ -149,7 +132,7 @@ class TableReader:
         """
         self._begin(form)
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
-        deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
+        deadline, log_at, look_at = start + timeout_s, start + background.LOG_EVERY_S, time.monotonic() + pause_s
         missing: dict[str, int] = {}
         while True:
             woken.clear()
@@ -191,15 +174,15 @@ class TableReader:
 
     def _num_missing(self) -> dict[str, int]:
         """Return how many samples the next batch lacks, and by server how many inserts its next sample lacks."""
-        return {"": self._pool_size - self._prefetcher.num_for_batch, **self._mixer.inserts_missing()}
+        return {"": self._pool_size - self._prefetcher.num_for_batch, **self._feed.inserts_missing()}
 
     def _look(self, now: float, start: float, log_at: float) -> float:
         """Have servers asked for the cause of a wait, and log the cause at `log_at`; return the next time to log it."""
-        self._mixer.look(now, start)
+        self._feed.look(now, start)
         if now < log_at:
             return log_at
-        _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - start, self._mixer.explain(start))
-        return now + server_set.LOG_EVERY_S
+        _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - start, self._feed.explain(start))
+        return now + background.LOG_EVERY_S
 
     def _too_late(self, start: float, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
         stats = self.stats()
@@ -209,11 +192,11 @@ class TableReader:
         old = f"{stats.too_old_samples} were older than `max_age`. " if stats.too_old_samples else ""
         num_come = self._prefetcher.num_for_batch
         what = (
-            f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{old}{self._mixer.explain(start)}"
+            f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{old}{self._feed.explain(start)}"
             if old or not self._prefetcher.is_making
             else "its samples have arrived, and the batch is being made. Make `transform` faster or raise `timeout_s`."
         )
-        return (ServerUnavailableError if self._mixer.is_gone else ReplayTimeoutError)(
+        return (ServerUnavailableError if self._feed.is_gone else ReplayTimeoutError)(
             f"table `{self._table}`: no batch within {timeout_s:.1f} s, {what}"
         )
 
@@ -241,13 +224,10 @@ class TableReader:
             return
         began_at = time.monotonic()
         deadline = began_at + timeout_s
-        lost = self._updates.lost_servers()  # read before `stop` ends the other streams
-        self._updates.lost_servers = lambda: lost
         self._prefetcher.stop(_MAX_SILENCE_S, began_at + timeout_s / 2)
         self._prefetcher.join(min(timeout_s, timeout_s / 2 + _STOP_S))
         self._updates.close(max(deadline - time.monotonic(), 0.0))
-        if self._owns_client:
-            self._client.close()
+        self._release()
         self._finalizer.detach()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -257,7 +237,7 @@ class TableReader:
     def __str__(self) -> str:
         stats = self.stats()
         counts = f"{stats.batches} batches, {stats.ready_samples} samples ready"
-        return f"{self._table} at {self._client.address}: {counts}"
+        return f"{self._table} at {self._source.address}: {counts}"
 
 
 def _reader_of(opening: Callable[[], Any]) -> TableReader:
@@ -265,54 +245,35 @@ def _reader_of(opening: Callable[[], Any]) -> TableReader:
     return reader
 
 
-def _shut_down(parts: list[Any], client: Client | None) -> None:
-    """End the threads of a reader, and close `client` if the reader owns one. Does nothing in a forked child.
+def _shut_down(parts: list[Any], release: Callable[[], object]) -> None:
+    """End the threads of a reader, and release its source. Does nothing in a forked child.
 
     The garbage collector may call this in any thread, even in a thread that must end here or that holds a needed lock.
     So another thread does the work. Only the main thread waits for it, because it may be about to end the process.
     """
     if process_hooks.is_forked():
         return
-    ended = in_background(functools.partial(_end, parts, client))
+    ended = in_background(functools.partial(_end, parts, release))
     if may_be_interrupted() and ended.wait(_END_S):
         ended.result()
 
 
-def _end(parts: list[Any], client: Client | None) -> None:
+def _end(parts: list[Any], release: Callable[[], object]) -> None:
     updates, prefetcher = parts
     if prefetcher is not None:
         prefetcher.stop(discards=True)
         prefetcher.join(_STOP_S)
     if updates is not None:
         updates.close(1.0)
-    if client is not None:
-        client.close()
+    release()
 
 
-def _check_table(infos: Mapping[str, ServerInfo], table: str, options: ReadOptions) -> None:
-    """Check that the table on all servers allows these options."""
-    for one in [info.tables[table] for info in infos.values()] if options.single_pass else ():
-        if not {one.sampler, one.remover} <= _ORDERED or one.max_times_sampled != 1:
+def _check_tables(tables: Sequence[TableInfo], options: ReadOptions) -> None:
+    """Check that the table allows these options."""
+    for table in tables if options.single_pass else ():
+        if not {table.sampler, table.remover} <= _ORDERED or table.max_times_sampled != 1:
             raise SpecError(
                 "`single_pass` needs a table whose sampler and remover are 'fifo', 'max_heap' or 'min_heap', and whose "
-                f"`max_times_sampled` is 1: `{table}` has {one.sampler!r}, {one.remover!r} and {one.max_times_sampled}."
+                f"`max_times_sampled` is 1: `{table.name}` has {table.sampler!r}, {table.remover!r} and "
+                f"{table.max_times_sampled}."
             )
-
-
-def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:
-    """Ask all servers at once for their tables, by name of the shard; log the missing servers every ten seconds.
-
-    Servers that the target calls lost are not asked. With `needs_all`, a server that does not answer is an error.
-    Otherwise it is left out after two seconds if another server answers, and read as soon as it answers.
-    """
-    present = client.connections.in_state("up", "draining")
-    addresses = ", ".join(shard.address for shard in present)
-    with server_set.logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
-        try:
-            infos = server_set.answering(present, timeout_s, [table], needs_all=needs_all)
-        except (ReplayTimeoutError, ServerUnavailableError) as error:
-            raise error from None  # without gRPC's error: the message names the cause
-    for shard in present:
-        if shard not in infos:
-            _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
-    return {shard.name: info for shard, info in infos.items()}

@@ -17,8 +17,8 @@ from reverb_writer.arguments import check_key, check_priority, check_timeout, in
 from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import SpecError
-from reverb_writer.shards.server_set import ServerSet, first_target, first_that_answers, on_all
-from reverb_writer.shards.targets import Shard, Target, source_of
+from reverb_writer.shards.server_set import ServerSet, ShardServer, first_target, first_that_answers, on_all
+from reverb_writer.shards.targets import Target, source_of
 from reverb_writer.shards.weights import sample_shards
 from reverb_writer.tables.table_info import TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
@@ -86,17 +86,16 @@ class Client:
         self._arguments, target = state
         source, tls, token, timeout_s, use_proxy = self._arguments
 
-        def connect(shard: Shard) -> Server:
-            channel = Channel(shard.address, tls=tls, token=token, use_proxy=use_proxy)
-            return Server(shard, channel)
+        def connect(address: str) -> Server:
+            return Server(Channel(address, tls=tls, token=token, use_proxy=use_proxy))
 
         self.connections = ServerSet(source, target, connect)
         self.timeout_s = timeout_s
         self._turns = itertools.count()
 
     @property
-    def shards(self) -> tuple[Server, ...]:
-        """The connections to the servers of the target, in its order."""
+    def shards(self) -> tuple[ShardServer, ...]:
+        """The servers of the target, in its order."""
         return self.connections.shards
 
     @property
@@ -114,7 +113,7 @@ class Client:
             ServerUnavailableError: nothing answers at the address within the time-out.
             ReplayTimeoutError: the server is connected but does not answer.
         """
-        infos = self._all(lambda shard, deadline: shard.channel.server_info(deadline.timeout_s), timeout_s)
+        infos = self._all(lambda server, deadline: server.channel.server_info(deadline.timeout_s), timeout_s)
         return merge_tables([info.tables for info in infos])
 
     def __repr__(self) -> str:
@@ -183,7 +182,7 @@ class Client:
         if others:
             samples = sample_shards(shards, next(self._turns), table, num_samples, deadline)
         else:
-            samples = first.sample(table, num_samples, deadline)
+            samples = first.server.sample(table, num_samples, deadline)
         return self._without_callers_time(samples, deadline, time.monotonic())
 
     def _without_callers_time(self, samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:
@@ -218,15 +217,15 @@ class Client:
             raise SpecError(f"`updates` must be a dict of priorities by key, got {updates!r}.")
         checked = {check_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
         keys = [check_key(key) for key in deletes]
-        self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline=deadline), timeout_s)
+        self._all(lambda server, deadline: server.mutate_priorities(table, checked, keys, deadline=deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
         """Remove all items of `table`, and set its rate limiter to zero."""
-        self._all(lambda shard, deadline: shard.reset(table, deadline), timeout_s)
+        self._all(lambda server, deadline: server.reset(table, deadline), timeout_s)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
         """Have each server write a checkpoint; return the path on its machine, one line per server."""
-        return "\n".join(self._all(lambda shard, deadline: shard.checkpoint(deadline), timeout_s))
+        return "\n".join(self._all(lambda server, deadline: server.checkpoint(deadline), timeout_s))
 
     def close(self) -> None:
         """Close the connections. Idempotent, also after an interrupt; does nothing in a forked child.
@@ -244,7 +243,7 @@ class Client:
     def _all(self, verb: Callable[[Server, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Call all servers at once, and return the results in the servers' order; raises as `on_all`."""
         deadline = self._deadline(timeout_s)
-        return on_all(self.connections.in_state("up", "draining"), lambda shard: verb(shard, deadline))
+        return on_all(self.connections.in_state("up", "draining"), lambda shard: verb(shard.server, deadline))
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
@@ -252,7 +251,7 @@ class Client:
     def _next(self, deadline: Deadline) -> Server:
         """Return the server whose turn it is, or the next one that answers; if none answers, the first."""
         shards, turn = self.connections.in_state("up"), next(self._turns)
-        return first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))], deadline)
+        return first_that_answers([*shards[turn % len(shards) :], *shards[: turn % len(shards)]], deadline).server
 
 
 def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
@@ -270,4 +269,4 @@ def only_server(client: Client) -> Server:
     client.connections.check_usable()
     if len(client.shards) > 1:
         raise SpecError(f"this is for a client of one server, got {client.address}. Make a client of one server.")
-    return client.shards[0]
+    return client.shards[0].server

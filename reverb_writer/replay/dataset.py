@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from reverb_writer.errors import SpecError
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.table_reader import TableReader
+from reverb_writer.reading.table_source import ServerTable, TableSource
 from reverb_writer.reading.views import View
-from reverb_writer.replay.client import Client
+from reverb_writer.replay.client import Client, as_client
+from reverb_writer.shards.table_source import ShardedTable
 from reverb_writer.shards.targets import source_of
 
 if TYPE_CHECKING:
@@ -34,9 +37,17 @@ class Dataset(View):
 
     def _open(self, replay: Any, table: str, pool_size: int, options: ReadOptions, maker: BatchMaker) -> None:
         """Connect to the servers. The `maker` makes batches of `pool_size` samples together."""
+        if not isinstance(table, str):
+            raise SpecError(
+                f"`table` must be the name of one table, got {table!r}. For several tables, make a dataset "
+                "per table and a MixedDataset."
+            )
         self.table = table
         self._opening = _opening(type(self), *self._arguments, replay)
-        super().__init__(TableReader(replay, table, pool_size, options, maker, self._opening))
+        client, is_new = as_client(replay, options.timeout_s)
+        source = _source(client, table, pool_size, options)
+        release = client.close if is_new else _keep
+        super().__init__(TableReader(source, table, pool_size, options, maker, self._opening, release))
 
     @property
     def timeout_s(self) -> float:
@@ -54,6 +65,18 @@ class Dataset(View):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.reader}>"
+
+
+def _source(client: Client, table: str, batch_size: int, options: ReadOptions) -> TableSource:
+    """Return where a reader finds the table: on the only server there is and will be, or on several."""
+    connections = client.connections
+    if connections.may_have_several:
+        return ShardedTable(connections, table, batch_size, options, client.timeout_s)
+    return ServerTable(connections.shards[0].server, table, batch_size, options, client.timeout_s)
+
+
+def _keep() -> None:
+    """Leave a client open that the caller has made."""
 
 
 def _opening(

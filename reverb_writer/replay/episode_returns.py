@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, StructureError
 from reverb_writer.replay.client import as_client
 from reverb_writer.replay.observers import SequenceObserver
-from reverb_writer.shards.server_set import answering, on_each
+from reverb_writer.shards.server_set import answering, sample_each
 from reverb_writer.tables.table_info import TableInfo
 
 _Floats = npt.NDArray[np.float64]
@@ -69,7 +68,8 @@ class EpisodeReturns:
         self._last: deque[tuple[float, int]] = deque(maxlen=num_last)
         self._num_read = self._num_steps = 0
         try:
-            for info in answering(self._shards(), self._timeout_s, [table]).values():
+            shards = self._client.connections.in_state("up", "draining")
+            for info in answering(shards, self._timeout_s, [table]).values():
                 _check_rules(info.tables[table])
         except BaseException:
             self.close()
@@ -117,15 +117,9 @@ class EpisodeReturns:
             FormatError: an item of the table was not written by `add`.
             ServerUnavailableError, ReplayTimeoutError: no server answers within the time-out.
         """
-        deadline = Deadline(self._timeout_s)
-        ready = {
-            shard: info.tables[self._table].num_ready()
-            for shard, info in answering(self._shards(), deadline.left_s(), [self._table]).items()
-        }
-        read, failed = on_each([*ready], lambda shard: self._read(shard, ready[shard], deadline))
-        if failed and not read:
-            raise next(iter(failed.values()))
-        found = [one for episodes in read.values() for one in episodes]
+        connections, deadline = self._client.connections, Deadline(self._timeout_s)
+        read = sample_each(connections, self._table, lambda _, info: info.tables[self._table].num_ready(), deadline)
+        found = [_episode(sample.data, self._table) for samples in read.values() for sample in samples]
         self._last.extend(found)
         self._num_read += len(found)
         self._num_steps += sum(length for _, length in found)
@@ -166,14 +160,6 @@ class EpisodeReturns:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _shards(self) -> list[Server]:
-        return list(self._client.connections.in_state("up", "draining"))
-
-    def _read(self, shard: Server, num_episodes: int, deadline: Deadline) -> list[tuple[float, int]]:
-        if not num_episodes:
-            return []
-        return [_episode(sample.data, self._table) for sample in shard.sample(self._table, num_episodes, deadline)]
 
 
 def _check_rules(table: TableInfo) -> None:

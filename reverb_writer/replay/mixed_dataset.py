@@ -20,7 +20,8 @@ from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
 from reverb_writer.reading.priority_updates import checked_updates, info_of
 from reverb_writer.reading.stats import DatasetStats
-from reverb_writer.reading.views import Form, View, in_form
+from reverb_writer.reading.views import View
+from reverb_writer.reading.views.forms import Form, in_form
 from reverb_writer.replay.dataset import Dataset
 from reverb_writer.slices.batch import Batch
 

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 import tree
 
 from reverb_writer.arguments import check_timeout, check_wait, integer
-from reverb_writer.background import Outcome, in_background
+from reverb_writer.background import Outcome, in_background, logged
 from reverb_writer.client.same_process import hear_priorities, priorities_set
-from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import (
     FinishedError,
@@ -35,9 +34,10 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.replay.client import as_client
-from reverb_writer.replay.version_items import Version, columns_of, encode_nest, read_version
-from reverb_writer.shards.server_set import answering, first_that_answers, logged, on_each
+from reverb_writer.replay.version_items import columns_of, encode_nest, read_version
+from reverb_writer.shards.server_set import answering, first_that_answers, sample_each
 from reverb_writer.shards.targets import rank_shards
+from reverb_writer.tables.table_info import ServerInfo
 
 _LOG = logging.getLogger(__package__)
 _PAUSE_S = 0.1  # between two questions of a waiting call
@@ -180,7 +180,7 @@ class Variables:
         if self._publishes_to not in (None, chosen.name):
             _LOG.warning("table `%s`: publications now go to %s.", self._table, chosen.name)
         self._publishes_to = chosen.name
-        chosen.insert(columns, {self._table: 1.0}, deadline)
+        chosen.server.insert(columns, {self._table: 1.0}, deadline)
         with self._lock:
             self.version = max(self.version, version)
             self._news = _News(self._news.seen, self.version, is_last=is_last)
@@ -334,27 +334,21 @@ class Variables:
 
     def _look(self, seen: Mapping[str, _Count], deadline: Deadline) -> _News:
         """Read each server that answers and whose count is not the `seen` one."""
-        changed: dict[Server, _Count] = {}
-        shards = self._client.connections.in_state("up", "draining")
-        for shard, info in answering(shards, deadline.left_s(), [self._table]).items():
+        counts: dict[str, _Count] = {}
+
+        def num_wanted(shard: str, info: ServerInfo) -> int:
             table = info.tables[self._table]
-            count = info.state_id, table.rate_limiter.num_inserts
-            if table.current_size and count != seen.get(shard.name):
-                changed[shard] = count
-        read, failed = on_each([*changed], lambda shard: self._read(shard, deadline))
-        if failed and not read:
-            raise next(iter(failed.values()))
-        now_seen = {**seen, **{shard.name: changed[shard] for shard in read}}
+            counts[shard] = info.state_id, table.rate_limiter.num_inserts
+            return int(table.current_size > 0 and counts[shard] != seen.get(shard))
+
+        read = sample_each(self._client.connections, self._table, num_wanted, deadline)
+        now_seen = {**seen, **{shard: counts[shard] for shard in read}}
         if not read:
             return _News(now_seen)
-        newest = max(read.values(), key=lambda version: version.number)
+        versions = [read_version(tree.flatten(sample.data), self._table) for (sample,) in read.values()]
+        newest = max(versions, key=lambda version: version.number)
         hear_priorities(self._addresses(), newest.priorities)
         return _News(now_seen, newest.number, newest.nest, newest.is_last)
-
-    def _read(self, shard: Server, deadline: Deadline) -> Version:
-        """Return the version on a server."""
-        (sample,) = shard.sample(self._table, 1, deadline)
-        return read_version(tree.flatten(sample.data), self._table)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make an equal object in another process, which has read no version."""

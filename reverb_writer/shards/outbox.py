@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reverb_writer.client.server_calls import Server
-from reverb_writer.shards.server_set import ServerSet
+
+from reverb_writer.shards.server_set import ServerSet, ShardServer
 from reverb_writer.shards.targets import rank_shards, writer_name
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.outbox import ServerOutbox
@@ -34,7 +34,7 @@ _CHECK_S = 1.0  # the longest time between two checks of shards while items are 
 class Destination:
     """One server, and the outbox of its items."""
 
-    server: Server
+    server: ShardServer
     outbox: ServerOutbox
     is_lost: bool = False  # whether it is out of use until it answers again
     is_given_up: bool = False  # whether the outbox is closed; another destination may have the server
@@ -93,7 +93,7 @@ class ShardedOutbox:
         self._servers, self._options, self._name = servers, options, writer_name()
         self._source, self._post = source, post
         self._num_episodes = 0
-        self._shards: Sequence[Server] = ()
+        self._shards: Sequence[ShardServer] = ()
         self._destinations: dict[str, Destination] = {}  # by the shard's name
         self._follow_target()
 
@@ -180,7 +180,7 @@ class ShardedOutbox:
             destination.delivery.kept.max_bytes = self._options.max_kept_bytes // len(shards)
         return bool(left)
 
-    def _new_destination(self, server: Server) -> Destination:
+    def _new_destination(self, server: ShardServer) -> Destination:
         return Destination(server, ServerOutbox(server.channel, self._options, self._source, self._post))
 
     def _give_up(self, destination: Destination, why: str) -> None:

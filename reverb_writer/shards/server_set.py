@@ -1,6 +1,6 @@
 """The connections of a client, which follow its target, and calls to all servers at once.
 
-source -> look_up(), every five seconds and when a shard is unreachable -> Target -> a Server per shard
+source -> look_up(), every five seconds and when a shard is unreachable -> Target -> a ShardServer per shard
 
 If the source fails or its target is invalid, the client keeps the last target. When a shard's address changes, its
 connection object remains, so the streams of the connection reach the new address by themselves.
@@ -17,21 +17,21 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from reverb_writer.background import Flag, in_background, start_thread
-from reverb_writer.client.server_calls import Server
+from reverb_writer.background import Flag, in_background, logged, start_thread
+from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.shards.targets import Shard, ShardState, Target, TargetSource
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
+from reverb_writer.transport.channel import Channel
 
 _T = TypeVar("_T")
 
 _LOG = logging.getLogger(__package__)
 
-LOG_EVERY_S = 10.0  # while a call waits
 _ANSWER_WITHIN_S = 2.0  # time for an answer, if there are several servers
 _RETRY_S = 0.1
 _REFRESH_S = 5.0
@@ -39,24 +39,58 @@ _NOT_BEFORE_S = 0.5  # least time between two questions to the source
 _LOOK_UP_TIMEOUT_S = 10.0
 
 
+class ShardServer:
+    """A shard of a client's target, and the server that it names. Thread-safe.
+
+    Attributes:
+        shard: the newest entry of the target.
+        server: remains when the address changes.
+    """
+
+    def __init__(self, shard: Shard, server: Server) -> None:
+        """Take an entry of the target, and the server at its address."""
+        self.shard, self.server = shard, server
+
+    @property
+    def name(self) -> str:
+        """The shard's name; it remains when the address changes."""
+        return self.shard.name
+
+    @property
+    def address(self) -> str:
+        """The server's address, as given."""
+        return self.server.address
+
+    @property
+    def channel(self) -> Channel:
+        """The connection to the server."""
+        return self.server.channel
+
+    def follow(self, shard: Shard) -> None:
+        """Take the shard's entry in the newest target; connect to its address if that is another one."""
+        if shard.address != self.shard.address:
+            self.channel.redirect(shard.address)
+        self.shard = shard
+
+
 class ServerSet:
-    """A connection for each shard of a target. Thread-safe.
+    """A server for each shard of a target. Thread-safe.
 
     Attributes:
         source: of targets.
         target: the newest target of the source.
-        shards: the connections, in the order of the target; a new target makes a new tuple.
+        shards: in the order of the target; a new target makes a new tuple.
     """
 
-    def __init__(self, source: TargetSource, target: Target, connect: Callable[[Shard], Server]) -> None:
-        """Prepare the connections to the first `target`; follow the source, unless it is a fixed target."""
+    def __init__(self, source: TargetSource, target: Target, connect: Callable[[str], Server]) -> None:
+        """Prepare the first `target`; follow the source, unless it is a fixed target. `connect` gets an address."""
         self.source, self.target, self._connect = source, target, connect
         self._lock = threading.Lock()
         # By name, also of earlier targets while anything uses them, because a shard may return.
-        self._known: weakref.WeakValueDictionary[str, Server] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[str, ShardServer] = weakref.WeakValueDictionary()
         self._closed, self._wanted = Flag(), Flag()
         self._trouble: str | None = None  # why the newest target is not followed
-        self.shards = self._connections_of(target)
+        self.shards = self._shards_of(target)
         if not isinstance(source, Target):
             # The thread must not keep an unused client alive.
             follow = functools.partial(_follow, weakref.ref(self), self._closed, self._wanted)
@@ -84,7 +118,7 @@ class ServerSet:
         for shard in self.shards:
             shard.channel.check_usable()
 
-    def in_state(self, *states: ShardState) -> Sequence[Server]:
+    def in_state(self, *states: ShardState) -> Sequence[ShardServer]:
         """Return the servers in one of these states, or all if no server is; raises as `check_usable`."""
         self.check_usable()
         return [shard for shard in self.shards if shard.shard.state in states] or self.shards
@@ -111,30 +145,30 @@ class ServerSet:
         """Close the connections. Idempotent; does nothing in a forked child."""
         self._closed.set()
         self._wanted.set()
-        for reference in self._known.valuerefs():  # a list, because the thread may add a connection meanwhile
-            if (connection := reference()) is not None:
-                connection.close()
+        for reference in self._known.valuerefs():  # a list, because the thread may add a shard meanwhile
+            if (shard := reference()) is not None:
+                shard.server.close()
 
     def _take(self, target: Target) -> None:
         with self._lock:
             if target == self.target:
                 return
             _LOG.info("The target has changed: %s.", _text(target))
-            self.shards = self._connections_of(target)
+            self.shards = self._shards_of(target)
             self.target = target
         if self.is_closed:  # since the call began
             self.close()
 
-    def _connections_of(self, target: Target) -> tuple[Server, ...]:
-        connections = []
-        for shard in target.shards:
-            connection = self._known.get(shard.name)
-            if connection is None:
-                connection = self._known[shard.name] = self._connect(shard)
+    def _shards_of(self, target: Target) -> tuple[ShardServer, ...]:
+        shards = []
+        for entry in target.shards:
+            shard = self._known.get(entry.name)
+            if shard is None:
+                shard = self._known[entry.name] = ShardServer(entry, self._connect(entry.address))
             else:
-                connection.follow(shard)
-            connections.append(connection)
-        return tuple(connections)
+                shard.follow(entry)
+            shards.append(shard)
+        return tuple(shards)
 
 
 def first_target(source: TargetSource, deadline: Deadline) -> Target:
@@ -183,7 +217,9 @@ def _text(target: Target) -> str:
 # --------------------------------------------------------------------------------------------- calls to several servers
 
 
-def on_each(shards: Sequence[Server], verb: Callable[[Server], _T]) -> tuple[dict[Server, _T], dict[Server, Exception]]:
+def on_each(
+    shards: Sequence[ShardServer], verb: Callable[[ShardServer], _T]
+) -> tuple[dict[ShardServer, _T], dict[ShardServer, Exception]]:
     """Call all shards at once; return the results, and the errors of unreachable shards.
 
     Any other error is raised when all calls have ended; the first one if several fail.
@@ -191,8 +227,8 @@ def on_each(shards: Sequence[Server], verb: Callable[[Server], _T]) -> tuple[dic
     outcomes = {shard: in_background(functools.partial(verb, shard)) for shard in shards}
     for outcome in outcomes.values():
         outcome.wait()
-    done: dict[Server, _T] = {}
-    unreachable: dict[Server, Exception] = {}
+    done: dict[ShardServer, _T] = {}
+    unreachable: dict[ShardServer, Exception] = {}
     for shard, outcome in outcomes.items():
         try:
             done[shard] = outcome.result()
@@ -201,7 +237,7 @@ def on_each(shards: Sequence[Server], verb: Callable[[Server], _T]) -> tuple[dic
     return done, unreachable
 
 
-def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
+def on_all(shards: Sequence[ShardServer], verb: Callable[[ShardServer], _T]) -> list[_T]:
     """Call all shards at once, and return the results in the shards' order.
 
     The first error is raised when all calls have ended; errors of reachable shards have precedence.
@@ -215,8 +251,8 @@ def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
 
 
 def answering(
-    shards: Sequence[Server], timeout_s: float, tables: Iterable[str], *, needs_all: bool = False
-) -> dict[Server, ServerInfo]:
+    shards: Sequence[ShardServer], timeout_s: float, tables: Iterable[str], *, needs_all: bool = False
+) -> dict[ShardServer, ServerInfo]:
     """Return the tables of the shards that answer. Several shards have two seconds, and are asked until one answers.
 
     With `needs_all`, each shard has `timeout_s` seconds, and the first error of a shard is raised.
@@ -234,7 +270,7 @@ def answering(
     return infos
 
 
-def _first_answers(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
+def _first_answers(shards: Sequence[ShardServer], timeout_s: float) -> dict[ShardServer, ServerInfo]:
     until = time.monotonic() + timeout_s
     while True:
         wait_s = max(min(until - time.monotonic(), _ANSWER_WITHIN_S), _RETRY_S)
@@ -248,7 +284,23 @@ def _first_answers(shards: Sequence[Server], timeout_s: float) -> dict[Server, S
         time.sleep(_RETRY_S)
 
 
-def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
+def sample_each(
+    connections: ServerSet, table: str, num_wanted: Callable[[str, ServerInfo], int], deadline: Deadline
+) -> dict[str, list[Sample]]:
+    """Return samples of each shard that answers, by its name, of which more than none are wanted.
+
+    `num_wanted` gets the name of a shard and its answer. Shards that fail are left out; if all do that have answered,
+    the first error is raised, as `answering` raises it if none answers.
+    """
+    infos = answering(connections.in_state("up", "draining"), deadline.left_s(), [table])
+    wanted = {shard: number for shard, info in infos.items() if (number := num_wanted(shard.name, info)) > 0}
+    read, failed = on_each([*wanted], lambda shard: [*shard.server.sample(table, wanted[shard], deadline)])
+    if len(failed) == len(infos):
+        raise next(iter(failed.values()))
+    return {shard.name: samples for shard, samples in read.items()}
+
+
+def first_that_answers(shards: Sequence[ShardServer], deadline: Deadline) -> ShardServer:
     """Return the first server that answers within two seconds, or within half of the time left; else the first one."""
     for shard in shards if len(shards) > 1 else ():
         with contextlib.suppress(ServerUnavailableError, ReplayTimeoutError):
@@ -257,24 +309,5 @@ def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
     return shards[0]
 
 
-def _ask(shard: Server, timeout_s: float) -> ServerInfo:
+def _ask(shard: ShardServer, timeout_s: float) -> ServerInfo:
     return shard.channel.start_info(timeout_s).result()
-
-
-@contextlib.contextmanager
-def logged(describe: Callable[[], str]) -> Iterator[None]:
-    """Log the text of `describe` and the time spent in the block, every ten seconds."""
-    # An interrupt may keep `done` from being set. Only this frame refers to `block`, so `block` ends with the frame.
-    done, block = Flag(), Flag()
-    is_alive = weakref.ref(block)
-    start = time.monotonic()
-
-    def run() -> None:
-        while not done.wait(LOG_EVERY_S) and is_alive():
-            _LOG.warning("%s (%.0f s so far).", describe(), time.monotonic() - start)
-
-    try:
-        in_background(run)
-        yield
-    finally:
-        done.set()

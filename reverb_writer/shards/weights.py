@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from reverb_writer.client.server_calls import Sample, Server
+from reverb_writer.client.server_calls import Sample
 from reverb_writer.deadline import Deadline
-from reverb_writer.shards.server_set import answering, on_all
+from reverb_writer.shards.server_set import ShardServer, answering, on_all
 
 EXACT = frozenset({"uniform", "prioritized"})
 """Samplers whose tables on several servers are sampled as one table."""
@@ -65,7 +65,7 @@ def shares(sizes: Sequence[int], means: Sequence[float]) -> list[float]:
 
 
 def sample_shards(
-    shards: Sequence[Server], first: int, table: str, num_samples: int, deadline: Deadline
+    shards: Sequence[ShardServer], first: int, table: str, num_samples: int, deadline: Deadline
 ) -> Iterator[Sample]:
     """Sample items one by one: of all servers as one table, or of the servers in turn.
 
@@ -79,7 +79,7 @@ def sample_shards(
     known: list[list[Sample]] = [[] for _ in ready]
     sizes, means = [one.current_size for one in tables], [1.0] * len(ready)
     if is_exact and tables[0].sampler_exponent is not None and not tables[0].max_times_sampled:
-        for number, sample in enumerate(on_all(ready, lambda shard: next(shard.sample(table, 1, deadline)))):
+        for number, sample in enumerate(on_all(ready, lambda shard: next(shard.server.sample(table, 1, deadline)))):
             (_, priority, probability, sizes[number], _) = sample.info
             known[number].append(sample)
             means[number] = mean_weight(tables[number].sampler_exponent, priority, probability, sizes[number])
@@ -92,7 +92,9 @@ def sample_shards(
         order = [(first + turn) % len(ready) for turn in range(num_samples)]
     missing = [order.count(number) - len(known[number]) for number in range(len(ready))]
     streams = [
-        itertools.chain(known[number], shard.sample(table, missing[number], deadline) if missing[number] > 0 else ())
+        itertools.chain(
+            known[number], shard.server.sample(table, missing[number], deadline) if missing[number] > 0 else ()
+        )
         for number, shard in enumerate(ready)
     ]
     for number in order:

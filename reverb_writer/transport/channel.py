@@ -16,7 +16,7 @@ import re
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import grpc.aio
 
@@ -30,15 +30,19 @@ from reverb_writer.transport.grpc_errors import NO_ANSWER, is_refusal, is_silent
 from reverb_writer.transport.loop import PendingCall
 from reverb_writer.transport.wire import OPTIONS, PERMANENT, TLS, Wire, WireClosedError, credentials_of
 
-if TYPE_CHECKING:
-    from reverb_writer.transport.pipes import LocalPipe
-
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
 _ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
 _CLOSE_S = 1.0  # time that `close` waits for the end of the connection
 _num_given_up: collections.Counter[str] = collections.Counter()  # connections, by address: gRPC may still hold them
 _NOT_BEFORE_S = 10.0  # least time between the starts of two examinations, unless the connection proves alive
+
+
+class LocalStream(Protocol):
+    """A stream to a server of this process."""
+
+    def lose(self, fault: str) -> None:
+        """End the stream as after a loss of its connection; for the loop's thread only."""
 
 
 class Channel:
@@ -87,7 +91,7 @@ class Channel:
             self._dial = functools.partial(grpc.aio.secure_channel, credentials=credentials_of(tls))
             self._advice = "the certificates; the server may ask for one of the client"
         self._is_direct = not tls and not use_proxy
-        self.local_pipes: set[LocalPipe] = set()
+        self.local_pipes: set[LocalStream] = set()
         self._closed = False
         # Only the loop's thread uses the rest.
         self._wire: Wire | None = None

@@ -18,25 +18,14 @@ import tree
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.errors import IncompleteError
 from reverb_writer.lazy import needs
-from reverb_writer.nests import map_present
+from reverb_writer.reading.views.forms import Form, converted
 from reverb_writer.reading.views.window_transitions import ToTransitions
 from reverb_writer.slices.batch import Batch
-from reverb_writer.transitions import NStepTransitions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
-
-Form = tuple[Callable[[Any], Any], ...]
-"""Functions of a batch, each of the result of the one before it. Forms are equal if they give equal results."""
-
-
-def in_form(batch: Any, form: Form) -> Any:
-    """Return a batch in a form."""
-    for function in form:
-        batch = function(batch)
-    return batch
 
 
 class View:
@@ -133,9 +122,9 @@ class View:
         worker process opens an equal dataset, with a client of the same servers, certificates and token. Close this
         dataset then, because it also fetches.
         """
-        from reverb_writer.reading.views.torch import TensorConverter, TorchView  # noqa: PLC0415  # brings PyTorch
+        from reverb_writer.reading.views.torch import TensorConverter, loadable  # noqa: PLC0415  # brings PyTorch
 
-        return TorchView(self.reader, (*self._form, TensorConverter(device)), self._num_open_sizes)
+        return loadable(View)(self.reader, (*self._form, TensorConverter(device)), self._num_open_sizes)
 
     def as_jax(self, device: Any = None) -> View:
         """Return this dataset as an iterator over JAX arrays on `device`; None for JAX's default.
@@ -253,20 +242,6 @@ def _warn_of_64_bits(nest: Any) -> None:
             "`jax.config.update('jax_enable_x64', True)`; or store these leaves in 32 bits.",
             stacklevel=2,
         )
-
-
-def converted(found: Any, convert: Callable[[Any], Any], convert_info: Callable[[Any], Any] | None = None) -> Any:
-    """Return a batch, transitions or a nest with converted arrays; None stays None.
-
-    `convert_info` converts the arrays of the info of a batch, None keeps them. The batch of transitions keeps its data,
-    because the transitions have them.
-    """
-    if isinstance(found, Batch):
-        return found.map_arrays(convert, convert_info)
-    result = map_present(convert, found)
-    if isinstance(found, NStepTransitions) and found.batch is not None:
-        result.batch = found.batch.map_arrays(lambda array: array, convert_info)
-    return result
 
 
 def _tf_dataset(dataset: View, num_open: int) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from reverb_writer.errors import SpecError
 from reverb_writer.lazy import needs
-from reverb_writer.reading.views import Form, View, converted
+from reverb_writer.reading.views.forms import Form, converted
 
 with needs("`as_torch`", "reverb-writer[torch]"):
     import torch
@@ -108,17 +108,26 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
         return {**self.__dict__, "_iterator": None}
 
 
-class TorchView(View, torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]  # not installed where mypy runs
-    """A view of a dataset as tensors. In a `DataLoader`, each worker process opens an equal dataset."""
+@functools.cache
+def loadable(view: type[Any]) -> type[Any]:
+    """Return the class of views that is also a data set of PyTorch: each worker of a `DataLoader` opens an equal view.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to open an equal view at its first use, so that its errors reach the loader."""
-        return TorchDataset, (functools.partial(_open_view, self.reader.__reduce__(), self._form), _unchanged)
+    The class of views is a parameter, because its module needs this one.
+    """
+
+    class TorchView(view, torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]  # as above
+        """A view of a dataset as tensors."""
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            """Return how to open an equal view at its first use, so that its errors reach the loader."""
+            return TorchDataset, (functools.partial(_open_view, view, self.reader.__reduce__(), self._form), _unchanged)
+
+    return TorchView
 
 
-def _open_view(opening: tuple[Any, ...], form: Form, *_: int) -> View:
+def _open_view(view: type[Any], opening: tuple[Any, ...], form: Form, *_: int) -> Any:
     open_reader, arguments = opening
-    return View(open_reader(*arguments), form)
+    return view(open_reader(*arguments), form)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -23,8 +23,8 @@ from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer import background
 from reverb_writer.replay import variables
-from reverb_writer.shards import server_set
 from reverb_writer.shards.targets import rank_shards
 
 WEIGHTS = rw.TableConfig.variables("weights")
@@ -51,7 +51,7 @@ def test_variables_come_as_they_were_published(serve: Serve) -> None:
 def test_server_that_hangs_or_is_gone_has_nothing_new_and_is_named_in_time(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
+    monkeypatch.setattr(background, "LOG_EVERY_S", 0.2)
     server = lone_server(WEIGHTS)
     with (
         rw.Variables(server.address, "weights") as learner,
@@ -151,7 +151,7 @@ def test_weights_that_an_old_checkpoint_brings_back_are_not_taken(replay_server:
 def test_weights_that_no_server_has_yet_are_waited_for_as_is_logged(
     replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_servers: int
 ) -> None:
-    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
+    monkeypatch.setattr(background, "LOG_EVERY_S", 0.2)
     addresses = [replay_server(WEIGHTS).address for _ in range(num_servers)]
     message = r"table `weights` is empty at .* Nothing was published yet: start the learner"
     with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights") as actor:

@@ -21,7 +21,7 @@ from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.shards import server_set
+from reverb_writer import background
 from reverb_writer.transport import sample_stream
 
 
@@ -84,7 +84,7 @@ def test_time_out_starts_again_with_each_item_that_the_rate_limiter_waits_for(se
 def test_what_is_waited_for_is_logged_again_and_again(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.5)
+    monkeypatch.setattr(background, "LOG_EVERY_S", 0.5)
     with rw.ReplayDataset(serve(rw.TableConfig("replay")), "replay", 2, timeout_s=2.5) as dataset:
         with pytest.raises(rw.errors.ReplayTimeoutError):
             next(dataset)
@@ -98,7 +98,7 @@ def test_what_is_waited_for_is_logged_again_and_again(
 def test_constructor_logs_that_it_waits_for_the_server_and_its_time_out_is_one_traceback(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
 ) -> None:
-    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.3)
+    monkeypatch.setattr(background, "LOG_EVERY_S", 0.3)
     server = lone_server(QUEUE)
     server.process.pause()
     with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)) as caught:

@@ -19,7 +19,7 @@ from shard_files import ShardFile
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client.server_calls import Server
+from reverb_writer.shards.server_set import ShardServer
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
 pytestmark = [both_ways, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
@@ -60,7 +60,7 @@ def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(client: rw.Cl
     call(client)
 
 
-def is_closed(shard: Server) -> bool:
+def is_closed(shard: ShardServer) -> bool:
     try:
         shard.channel.check_usable()
     except rw.errors.ClosedError:

@@ -189,7 +189,7 @@ def test_chunks_of_a_dropped_assembler_are_freed_without_the_garbage_collector()
     try:
         assembler = BatchAssembler(1 << 20, 1 << 20)
         assert assembler.add(samples_of(response((together(1, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])))) == []
-        ring = weakref.ref(next(iter(assembler._caches.values())).partitions[0].ring)
+        ring = weakref.ref(next(iter(assembler._decoder._caches.values())).partitions[0].ring)
         assert ring() is not None
         del assembler
         assert ring() is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from typing import Any
@@ -16,6 +15,8 @@ from waiting import eventually
 import reverb_writer as rw
 from reverb_writer.reading import priority_updates
 from reverb_writer.reading.priority_updates import checked_updates
+from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.reading.table_source import ServerTable
 
 PRIORITIZED = rw.TableConfig("replay", 100, rw.Prioritized(1.0))
 
@@ -190,7 +191,8 @@ def test_key_and_priority_of_zero_can_be_set() -> None:
 def test_oldest_priorities_are_dropped_and_counted_when_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priority_updates, "_MAX_KEYS", 2)
     with rw.LocalServer([PRIORITIZED]) as server, rw.Client(server) as client:
-        updates = priority_updates.PriorityUpdates(client, client.server_info()["replay"])
+        source = ServerTable(client.shards[0].server, "replay", 1, ReadOptions(), 60)
+        updates = priority_updates.PriorityUpdates(client.server_info()["replay"], source.set_priorities)
         insert_numbers(server.address, "replay", range(3))
         keys = sorted({sample.info.key for sample in client.sample("replay", 60)})
         updates.put(np.array(keys, np.uint64), [5.0, 6.0, 7.0])
@@ -202,33 +204,6 @@ def test_oldest_priorities_are_dropped_and_counted_when_too_many_wait(monkeypatc
             updates.put([1], [1.0])
         expected = set(zip(keys, [1.0, 6.0, 7.0], strict=True))
         assert {(sample.info.key, sample.info.priority) for sample in client.sample("replay", 99)} <= expected
-
-
-def test_priorities_of_lost_servers_are_counted_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        rw.LocalServer([PRIORITIZED]) as one,
-        rw.LocalServer([PRIORITIZED]) as other,
-        rw.Client([one.address, other.address]) as client,
-    ):
-        updates = priority_updates.PriorityUpdates(client, client.server_info()["replay"])
-        insert_numbers(other.address, "replay", [0])
-        unknown = next(client.sample("replay", 1)).info.key  # its server is not remembered
-        first, second = client.shards
-        updates.remember_owner([1, 2], first)
-        updates.remember_owner([3], second)
-        for lost, keys, counts in (  # the counts after it: gone and sent
-            ([], [1, 2, 3], (0, 3)),
-            ([first], [1, 3, unknown], (1, 5)),
-            ([first], [2], (2, 5)),
-            ([first, second], [1, unknown], (4, 5)),
-        ):
-            updates.lost_servers = functools.partial(set, [server.name for server in lost])
-            updates.put(np.array(keys, np.uint64), np.full(len(keys), 2.0))
-            updates.flush(60)
-            assert (updates.num_gone, updates.num_sent) == counts
-        assert next(client.sample("replay", 1)).info.priority == 2
-        assert len([text for text in caplog.messages if "`replay` are not sent to unreachable servers" in text]) == 1
-        updates.close(60)
 
 
 @pytest.mark.parametrize(

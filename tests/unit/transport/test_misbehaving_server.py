@@ -253,7 +253,7 @@ def test_samples_in_flight_are_read_when_a_dataset_is_closed(
     with rw.ReplayDataset(misbehaving.address, "replay", 1, timeout_s=60) as dataset:
         iter(dataset)
         eventually(lambda: dataset.stats().in_flight_samples == 1)
-        dataset.reader._prefetcher._mixer.heard_at -= 60  # the silence counts from the end on
+        dataset.reader._prefetcher._feed.heard_at -= 60  # the silence counts from the end on
         with soon(may_come.set):
             dataset.close()
         assert [first_numbers(batch) for batch in dataset] == [[5]]

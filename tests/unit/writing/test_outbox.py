@@ -186,7 +186,7 @@ def test_options_that_cannot_work_are_refused_at_construction(options: dict[str,
 def test_observer_that_waits_for_its_server_says_so_again_and_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("reverb_writer.shards.server_set.LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("reverb_writer.background.LOG_EVERY_S", 0.05)
     begin = time.monotonic()
     missing = r"no Reverb server at localhost:1 within 1\.5 s.*refused"
     with pytest.raises(rw.errors.ServerUnavailableError, match=missing):
