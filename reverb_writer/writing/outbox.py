@@ -239,7 +239,9 @@ class Outbox:
             is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
             # If no other server can take the next episodes, nothing is given up.
             has_other = any(not each.is_lost for each in self._all if each is not destination)
-            has_answered = last_at > destination.asked_at and destination.delivery.has_tables(self._source.tables)
+            has_answered = last_at > destination.asked_at and destination.delivery.questions.has_tables(
+                self._source.tables
+            )
             if destination.is_lost and not is_told and has_answered:
                 destination.is_lost = False
                 _LOG.info("Shard %s answers again.", destination.server.address)
@@ -254,7 +256,7 @@ class Outbox:
                 another.is_lost, another.asked_at = True, now
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
-                destination.delivery.ask()
+                destination.delivery.questions.ask()
         if lost:
             self._source.leave(lost, LOST_SHARD)
 

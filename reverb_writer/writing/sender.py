@@ -303,13 +303,13 @@ class Sender:
         """
         if self._ask_limiter_at_s == math.inf:
             return
-        text = delivery.limiter_text()
+        text = delivery.questions.limiter_text()
         if text is not None:
             self._ask_limiter_at_s = math.inf
             _LOG.info("%s: writing waits for a rate limiter. %s", delivery.channel.address, text)
         elif self._room_waited_s >= self._ask_limiter_at_s:
             self._ask_limiter_at_s = 2 * self._room_waited_s
-            delivery.ask()
+            delivery.questions.ask()
 
     # -------------------------------------------------------------------------------------------------------- the end
 

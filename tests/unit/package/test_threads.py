@@ -124,7 +124,8 @@ def test_wait_that_nothing_has_extended_names_its_time_out(monkeypatch: pytest.M
     times = itertools.count(100.0, 0.25)  # no two looks at the clock are the same
     monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: next(times)))
     flight = SimpleNamespace(tables=lambda: {"a"})
-    to: Any = SimpleNamespace(flight=flight, loss=None, explain=lambda: "It is slow.", ask=lambda **_: None)
+    questions = SimpleNamespace(explain=lambda: "It is slow.", ask=lambda **_: None)
+    to: Any = SimpleNamespace(flight=flight, loss=None, questions=questions)
     wait = waits.Wait("flush", 0.5)
     error = None
     while error is None:
@@ -142,11 +143,13 @@ def test_wait_until_the_run_has_ended_goes_on_while_answers_name_a_rate_limiter(
         flight=SimpleNamespace(tables=lambda: {"a"}),
         channel=SimpleNamespace(address="HOST:1"),
         loss=None,
-        explain=lambda: "It does not answer.",
-        ask=lambda **_: asked.append(now),
-        limited_at=lambda: max((at for at in asked if at < silent_from), default=-np.inf),
-        limiter_text=lambda: "It is full.",
-        others_progress=lambda: False,
+        questions=SimpleNamespace(
+            explain=lambda: "It does not answer.",
+            ask=lambda **_: asked.append(now),
+            limited_at=lambda: max((at for at in asked if at < silent_from), default=-np.inf),
+            limiter_text=lambda: "It is full.",
+            others_progress=lambda: False,
+        ),
     )
     wait = waits.Wait("room", 30.0, extends=True, outlasts=True)
     logged = []
