@@ -15,8 +15,10 @@ from __future__ import annotations
 import _thread
 import collections
 import contextlib
+import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +29,7 @@ class Flag:
     """A `threading.Event` without a shared lock: an interrupt of the main thread in a method does no harm.
 
     Each wait has a lock of its own, which `set` releases. Before CPython 3.13, `queue.SimpleQueue.get` loses its
-    time-out if a signal arrives at that moment; `acquire` of a lock does not.
+    time-out if a signal arrives at that moment, and waits for ever; `acquire` of a lock does not.
     """
 
     def __init__(self) -> None:
@@ -66,6 +68,33 @@ class Flag:
         finally:
             self._waiters.remove(waiter)
         return is_released or self._is_set
+
+
+class Inbox(Generic[_T]):
+    """A `queue.SimpleQueue` that one thread reads, and that keeps its time-out although signals arrive, as a `Flag`."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._things: collections.deque[_T] = collections.deque()
+        self._has_come = Flag()
+
+    def empty(self) -> bool:
+        """Return whether there is nothing to get."""
+        return not self._things
+
+    def put(self, thing: _T) -> None:
+        """Add a thing at the end; never waits."""
+        self._things.append(thing)
+        self._has_come.set()
+
+    def get(self, timeout_s: float) -> _T:
+        """Wait at most `timeout_s` seconds for the first thing, and return it; raise `queue.Empty` if none comes."""
+        end_at = time.monotonic() + timeout_s
+        while not self._things:
+            self._has_come.clear()
+            if not self._things and not self._has_come.wait(end_at - time.monotonic()):
+                raise queue.Empty
+        return self._things.popleft()
 
 
 class Outcome(Flag, Generic[_T]):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
 import time
 from typing import Literal
 
+from reverb_writer.background import Inbox
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.transport.delivery import Delivery
 
@@ -38,7 +38,7 @@ class Wait:
 
     Attributes:
         kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
-        answer: queue for the outcome: None, or the error to raise.
+        answer: gets the outcome: None, or the error to raise.
         is_abandoned: whether an interrupt has ended the call.
 
     Source: Reverb 0.14, `table.cc`: one queue of inserts per table, for all streams.
@@ -54,7 +54,7 @@ class Wait:
     ) -> None:
         """Begin to wait."""
         self.kind, self.timeout_s, self.extends, self.outlasts = kind, timeout_s, extends, outlasts
-        self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self.answer: Inbox[Exception | None] = Inbox()
         self.is_abandoned = False
         self._restart(time.monotonic())
         self._began_at = self._since

@@ -91,7 +91,7 @@ class Sender:
         try:
             while True:
                 with contextlib.suppress(queue.Empty):
-                    error = wait.answer.get(timeout=min(wait.timeout_s + _HANDOVER_S, threading.TIMEOUT_MAX))
+                    error = wait.answer.get(wait.timeout_s + _HANDOVER_S)
                     break
                 silent_s = time.monotonic() - self._turned_at
                 if silent_s > wait.timeout_s:
