@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from reverb_writer.errors import ClosedError
+
 _T = TypeVar("_T")
 
 
@@ -135,8 +137,11 @@ def may_be_interrupted() -> bool:
     return threading.get_ident() == threading.main_thread().ident and not sys.is_finalizing()
 
 
-def in_background(work: Callable[[], _T]) -> Outcome[_T]:
-    """Do work in another thread, or here while the interpreter ends; an interrupt does not stop the work."""
+def in_background(work: Callable[[], _T], *, or_here: bool = True) -> Outcome[_T]:
+    """Do work in another thread; an interrupt does not stop the work.
+
+    While the interpreter ends, do it here, or not at all if `or_here` is false.
+    """
     outcome: Outcome[_T] = Outcome()
     try:
         if not sys.is_finalizing():
@@ -144,7 +149,8 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
             return outcome
     except RuntimeError:
         pass
-    outcome.settle(work)
+    if or_here:
+        outcome.settle(work)
     return outcome
 
 
@@ -169,11 +175,22 @@ class LateThread:
         return self._has_begun.locked()
 
     def start(self) -> None:
-        """Start the thread if it has not begun. After an interrupt, call again."""
-        if not self.has_begun:
-            start_thread(self._run, self._name)
+        """Start the thread if it has not begun. After an interrupt, call again.
 
-    def _run(self) -> None:
+        Raises:
+            ClosedError: the interpreter ends. CPython 3.12 starts no thread from the end of the main thread on.
+        """
+        if self.has_begun:
+            return
+        try:
+            start_thread(self.run, self._name)
+        except RuntimeError as error:
+            if "at interpreter shutdown" not in str(error):  # such as a limit of the system
+                raise
+            raise ClosedError("the interpreter ends, and starts no thread any more.") from None
+
+    def run(self) -> None:
+        """Call the thread's function in this thread, unless it was called before."""
         if self._has_begun.acquire(blocking=False):
             self._target()
 

@@ -274,7 +274,7 @@ def logged(describe: Callable[[], str]) -> Iterator[None]:
             _LOG.warning("%s (%.0f s so far).", describe(), time.monotonic() - start)
 
     try:
-        in_background(run)
+        in_background(run, or_here=False)  # it ends with the block
         yield
     finally:
         done.set()
