@@ -15,20 +15,13 @@ from __future__ import annotations
 import _thread
 import collections
 import contextlib
-<<<<<<< HEAD
 import logging
+import queue
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-=======
-import queue
-import sys
-import threading
-import time
-from collections.abc import Callable
->>>>>>> h-C
 from typing import Any, Generic, TypeVar
 
 from reverb_writer.errors import ClosedError
@@ -188,7 +181,7 @@ def logged(describe: Callable[[], str]) -> Iterator[None]:
             _LOG.warning("%s (%.0f s so far).", describe(), time.monotonic() - start)
 
     try:
-        in_background(run)
+        in_background(run, or_here=False)  # it ends with the block
         yield
     finally:
         done.set()

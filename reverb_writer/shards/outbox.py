@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 from reverb_writer.shards.server_set import ServerSet, ShardServer
 from reverb_writer.shards.targets import rank_shards, writer_name
 from reverb_writer.transport.delivery import Delivery, Post

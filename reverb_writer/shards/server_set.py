@@ -311,25 +311,3 @@ def first_that_answers(shards: Sequence[ShardServer], deadline: Deadline) -> Sha
 
 def _ask(shard: ShardServer, timeout_s: float) -> ServerInfo:
     return shard.channel.start_info(timeout_s).result()
-<<<<<<< HEAD
-=======
-
-
-@contextlib.contextmanager
-def logged(describe: Callable[[], str]) -> Iterator[None]:
-    """Log the text of `describe` and the time spent in the block, every ten seconds."""
-    # An interrupt may keep `done` from being set. Only this frame refers to `block`, so `block` ends with the frame.
-    done, block = Flag(), Flag()
-    is_alive = weakref.ref(block)
-    start = time.monotonic()
-
-    def run() -> None:
-        while not done.wait(LOG_EVERY_S) and is_alive():
-            _LOG.warning("%s (%.0f s so far).", describe(), time.monotonic() - start)
-
-    try:
-        in_background(run, or_here=False)  # it ends with the block
-        yield
-    finally:
-        done.set()
->>>>>>> h-C

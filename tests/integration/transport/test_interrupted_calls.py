@@ -60,9 +60,6 @@ def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(client: rw.Cl
     call(client)
 
 
-<<<<<<< HEAD
-def is_closed(shard: ShardServer) -> bool:
-=======
 def test_time_out_of_an_insert_comes_although_signals_arrive_at_that_moment(serve: Serve) -> None:
     client = serve(rw.TableConfig.queue("replay", 1))
     insert(client)
@@ -72,8 +69,7 @@ def test_time_out_of_an_insert_comes_although_signals_arrive_at_that_moment(serv
                 client.insert(_STEP, {"replay": 1.0}, 0.05)
 
 
-def is_closed(shard: Server) -> bool:
->>>>>>> h-C
+def is_closed(shard: ShardServer) -> bool:
     try:
         shard.channel.check_usable()
     except rw.errors.ClosedError:
