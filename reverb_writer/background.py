@@ -16,12 +16,15 @@ import _thread
 import collections
 import contextlib
 import logging
+import queue
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
+
+from reverb_writer.errors import ClosedError
 
 _T = TypeVar("_T")
 
@@ -35,7 +38,7 @@ class Flag:
     """A `threading.Event` without a shared lock: an interrupt of the main thread in a method does no harm.
 
     Each wait has a lock of its own, which `set` releases. Before CPython 3.13, `queue.SimpleQueue.get` loses its
-    time-out if a signal arrives at that moment; `acquire` of a lock does not.
+    time-out if a signal arrives at that moment, and waits for ever; `acquire` of a lock does not.
     """
 
     def __init__(self) -> None:
@@ -76,6 +79,33 @@ class Flag:
         return is_released or self._is_set
 
 
+class Inbox(Generic[_T]):
+    """A `queue.SimpleQueue` that one thread reads, and that keeps its time-out although signals arrive, as a `Flag`."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._things: collections.deque[_T] = collections.deque()
+        self._has_come = Flag()
+
+    def empty(self) -> bool:
+        """Return whether there is nothing to get."""
+        return not self._things
+
+    def put(self, thing: _T) -> None:
+        """Add a thing at the end; never waits."""
+        self._things.append(thing)
+        self._has_come.set()
+
+    def get(self, timeout_s: float) -> _T:
+        """Wait at most `timeout_s` seconds for the first thing, and return it; raise `queue.Empty` if none comes."""
+        end_at = time.monotonic() + timeout_s
+        while not self._things:
+            self._has_come.clear()
+            if not self._things and not self._has_come.wait(end_at - time.monotonic()):
+                raise queue.Empty
+        return self._things.popleft()
+
+
 class Outcome(Flag, Generic[_T]):
     """The result of work in another thread; set at the end of the work. Thread-safe."""
 
@@ -114,8 +144,11 @@ def may_be_interrupted() -> bool:
     return threading.get_ident() == threading.main_thread().ident and not sys.is_finalizing()
 
 
-def in_background(work: Callable[[], _T]) -> Outcome[_T]:
-    """Do work in another thread, or here while the interpreter ends; an interrupt does not stop the work."""
+def in_background(work: Callable[[], _T], *, or_here: bool = True) -> Outcome[_T]:
+    """Do work in another thread; an interrupt does not stop the work.
+
+    While the interpreter ends, do it here, or not at all if `or_here` is false.
+    """
     outcome: Outcome[_T] = Outcome()
     try:
         if not sys.is_finalizing():
@@ -123,7 +156,8 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
             return outcome
     except RuntimeError:
         pass
-    outcome.settle(work)
+    if or_here:
+        outcome.settle(work)
     return outcome
 
 
@@ -147,7 +181,7 @@ def logged(describe: Callable[[], str]) -> Iterator[None]:
             _LOG.warning("%s (%.0f s so far).", describe(), time.monotonic() - start)
 
     try:
-        in_background(run)
+        in_background(run, or_here=False)  # it ends with the block
         yield
     finally:
         done.set()
@@ -167,11 +201,22 @@ class LateThread:
         return self._has_begun.locked()
 
     def start(self) -> None:
-        """Start the thread if it has not begun. After an interrupt, call again."""
-        if not self.has_begun:
-            start_thread(self._run, self._name)
+        """Start the thread if it has not begun. After an interrupt, call again.
 
-    def _run(self) -> None:
+        Raises:
+            ClosedError: the interpreter ends. CPython 3.12 starts no thread from the end of the main thread on.
+        """
+        if self.has_begun:
+            return
+        try:
+            start_thread(self.run, self._name)
+        except RuntimeError as error:
+            if "at interpreter shutdown" not in str(error):  # such as a limit of the system
+                raise
+            raise ClosedError("the interpreter ends, and starts no thread any more.") from None
+
+    def run(self) -> None:
+        """Call the thread's function in this thread, unless it was called before."""
         if self._has_begun.acquire(blocking=False):
             self._target()
 

@@ -61,7 +61,7 @@ def _end() -> None:
     end = time.monotonic() + _SLACK_S + max((wait.timeout_s for wait in waits), default=0.0)
     for wait in waits:
         with contextlib.suppress(queue.Empty):
-            wait.answer.get(timeout=max(end - time.monotonic(), 0.0))
+            wait.answer.get(end - time.monotonic())
 
 
 def _after_fork() -> None:

@@ -73,7 +73,7 @@ class Destination:
     def answers(self, tables: frozenset[str]) -> bool:
         """Return whether the server has answered the last question, has the tables, and is not called lost."""
         has_answered = self.delivery.channel.last_response_at > self.asked_at
-        return has_answered and self.delivery.has_tables(tables) and self.server.shard.state != "lost"
+        return has_answered and self.delivery.questions.has_tables(tables) and self.server.shard.state != "lost"
 
 
 @dataclass(eq=False, slots=True)
@@ -158,7 +158,7 @@ class ShardedOutbox:
                 given_up = True
             elif may_be_lost and now - destination.asked_at >= patience_s / 2:
                 destination.asked_at = now
-                destination.delivery.ask()
+                destination.delivery.questions.ask()
         if given_up:
             self._source.cut(_is_given_up, LOST_SHARD)
 

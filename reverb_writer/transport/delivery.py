@@ -1,30 +1,31 @@
 """Delivery of items to one server until it has confirmed them: connect, send, and send again after a loss.
 
     InFlight.add() -> proceed() -> Pipe -> server
-    answers, and the end of a connection -> post() -> the owner's thread runs them
+    answers, messages, the end of a stream -> post() -> a box in the owner's thread -> proceed()
 
-A `Delivery` has no thread and no lock: its owner calls it from one thread, and there runs the functions that other
-threads give to `post`. After a loss of the connection, all unconfirmed items are sent again with the same keys; after a
-restart of the server, `kept_requests` names confirmed items that are sent before them. The server keeps an item with a
-known key and only sets the new priority, so no item exists twice.
+A `Delivery` has no thread and no lock. It is a coroutine, which its owner resumes by `proceed`, always in one thread.
+Each `yield` waits; its value is the number of seconds after which more work is due, if nothing comes before. The owner
+also runs the functions that other threads give to `post`. After a loss of the connection, all unconfirmed items are
+sent again with the same keys; after a restart of the server, `kept_requests` names confirmed items that are sent before
+them. The server keeps an item with a known key and only sets the new priority, so no item exists twice.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from reverb_writer.errors import (
     ClosedError,
-    FormatError,
     ReplayTimeoutError,
     ReverbWriterError,
     ServerUnavailableError,
@@ -32,12 +33,12 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import parse
-from reverb_writer.tables.rate_limits import explain_inserts, explain_limiter, inserts_progress
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.transport.kept_requests import KeptRequests
-from reverb_writer.transport.pipes import Event, LocalPipe, Pipe, open_pipe
+from reverb_writer.transport.pipes import open_pipe
+from reverb_writer.transport.questions import Questions
 
 _LOG = logging.getLogger(__package__)
 
@@ -45,11 +46,14 @@ Post = Callable[[Callable[[], None]], None]
 
 _MESSAGE_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 5.0
-_QUESTION_TIMEOUT_S = 2.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _SILENCE_S = 10.0  # silence after which the connection is examined, if a confirmation is due
 _REFUSALS = 5  # failures in a row after which refused items that were confirmed before are given up
 _SAVES_EVERY_S = 1.0  # interval of questions for the kept requests that a checkpoint has
+
+_Result = TypeVar("_Result")
+_Waits = Generator[float, None, _Result]
+"""A part of the coroutine, which returns a result."""
 
 
 class Delivery:
@@ -57,6 +61,7 @@ class Delivery:
 
     Attributes:
         flight: unconfirmed items, and counters.
+        questions: what the server says of its tables while a call waits.
         kept: confirmed requests that a restart of the server could lose.
         fault: kind and text of the error with which the server refuses items; None without a refusal.
         loss: error of the last attempt to connect; None while there is a connection, or before one is needed.
@@ -85,49 +90,23 @@ class Delivery:
         self.channel = channel
         self.kept = KeptRequests(max_kept_bytes, counts)
         self.flight = InFlight(needed)
+        self.questions = Questions(channel, post, self.flight)
         self.fault: tuple[type[Exception], str] | None = None
-        self.loss: Exception | None = None
-        self._post, self._counts, self._info = post, counts, info
-        self._pipe: Pipe | LocalPipe | None = None
-        self._attempt = 0  # number of the pipe; events of an earlier one are ignored
-        self._is_connecting = self._is_closed = False
-        self._retry_at, self._failures = 0.0, 0
+        self.loss: ReverbWriterError | None = None
+        self._post, self._counts = post, counts
+        self._failures = 0  # losses since the last confirmation
         self._state_id: int | None = None
-        self._ask_saves_at, self._has_released = 0.0, False
-        self._forget_answers()
+        self._has_released = False
+        self._work = self._deliver(info)
 
-    # --------------------------------------------------------------------------------------------------- what to send
+    @property
+    def lacks_table(self) -> bool:
+        """Whether the server refuses items because it has no such table."""
+        return self.fault is not None and issubclass(self.fault[0], StructureError)
 
     def proceed(self) -> float:
-        """Connect and send, without a wait; return the seconds until more work is due, infinity for none."""
-        if self._is_closed:
-            return math.inf
-        if self._pipe is not None:
-            return min(self._send(self._pipe), self._ask_saves())
-        if not (self.flight.has_queued or self.kept) or self._is_connecting:
-            return math.inf
-        left_s = self._retry_at - time.monotonic()
-        if left_s > 0:
-            return left_s
-        self._is_connecting = True
-        info, self._info = self._info, None
-        if info is None:
-            self._question(_PROBE_TIMEOUT_S, self._on_info)
-        else:
-            self._on_info(info)
-        return math.inf
-
-    def _send(self, pipe: Pipe | LocalPipe) -> float:
-        """Send queued requests, and have a silent connection examined; return as `proceed`."""
-        while self.flight.has_queued:
-            pipe.send(self.flight.take_message(_MESSAGE_BYTES))
-        if not self.flight.sent_items:
-            return math.inf
-        silent_s = time.monotonic() - max(self.flight.progress_at, self.channel.last_response_at)
-        if silent_s < _SILENCE_S:
-            return _SILENCE_S - silent_s
-        self.channel.examine()
-        return _SILENCE_S / 10
+        """Do all due work, without a wait; return the seconds until more is due, infinity for none."""
+        return next(self._work, math.inf)
 
     def take_over(self, other: Delivery) -> None:
         """Keep the confirmed requests that another delivery to the same server has kept until now."""
@@ -136,10 +115,7 @@ class Delivery:
 
     def close(self) -> int:
         """End the connection, give up pending items and return their number; release kept items. Idempotent."""
-        self._is_closed = True
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        self._work.close()
         if num_uncovered := self.flight.again + self.kept.close():
             self._counts["uncovered_items"] += num_uncovered
             if self.kept.saves is not None:
@@ -147,91 +123,107 @@ class Delivery:
                 _LOG.info(text, self.channel.address, num_uncovered)
         return self.flight.drop_all()
 
-    # ------------------------------------------------------------------------------------------------- the connection
+    # ------------------------------------------------------------------------------------------------- the coroutine
 
-    def _question(self, timeout_s: float, handle: Callable[[Any], None]) -> None:
-        try:
-            self.channel.start_info(timeout_s, self._posting(handle))
-        except ClosedError as error:
-            handle(error)
-
-    def _posting(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a function that makes the owner's thread handle an answer."""
-        return lambda answer: self._post(functools.partial(handle, answer))
-
-    def _on_info(self, info: ServerInfo | Exception) -> None:
-        """Check the server's tables, open a stream, and send queued requests."""
-        if self._is_closed:
-            return
-        self._is_connecting = False
-        try:
-            if isinstance(info, Exception):
-                raise info  # noqa: TRY301  # as the error of the check
-            if self._state_id not in (None, info.state_id):
-                self._counts["server_restarts"] += 1
-                if self.kept.max_bytes:
-                    self.flight.send_again(self.kept.restarted(info))
-                    self._counts["recovered_items"] += self.flight.again
-                text = (
-                    "%s: the server was restarted; its tables are as in the checkpoint that it has restored, or empty. "
-                    "%d unconfirmed and %d confirmed items are sent again."
-                )
-                _LOG.warning(text, self.channel.address, self.flight.pending, self.flight.again)
-            elif self._state_id is None:
-                self.kept.seen(info)
-            self._state_id = info.state_id
-            check_tables_exist(self.flight.tables(), info, self.channel.address)
-            self._attempt += 1
-            deliver = self._posting(functools.partial(self._on_event, self._attempt))
-            self._pipe = open_pipe(self.channel, messages.INSERT_STREAM, deliver)
-        except Exception as error:  # noqa: BLE001  # the callers must get any error
-            if isinstance(error, ReplayTimeoutError):
-                self.channel.examine()
-            self._lost(error)
-            return
-        self.loss = self.fault = None
-        self.proceed()
-
-    def _on_event(self, attempt: int, event: Event) -> None:
-        pipe = self._pipe
-        if attempt != self._attempt or pipe is None:
-            return
-        if isinstance(event, bytes):
+    def _deliver(self, info: ServerInfo | None) -> _Waits[None]:
+        """Connect when there are items, carry them until the connection is lost, pause, and begin again."""
+        while True:
+            while not (self.flight.has_queued or self.kept):
+                yield math.inf
             try:
-                keys = parse("InsertStreamResponse", messages.InsertStreamResponse, event).keys
-            except FormatError as error:
-                pipe.close()
-                event = error
-        if isinstance(event, ReverbWriterError):
-            self._pipe = None
+                yield from self._check_server(info)
+                yield from self._carry()
+            except ReverbWriterError as error:
+                self._lose(error)
+                if isinstance(error, ClosedError):
+                    return
+            info = None
+            # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
+            longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
+            self._failures += 1
+            yield from _pause(random.uniform(longest_s / 2, longest_s))  # noqa: S311  # no secret
+
+    def _check_server(self, info: ServerInfo | None) -> _Waits[None]:
+        """Have confirmed items sent again if the server was restarted; check that it has the tables."""
+        answer = (yield from self._ask_tables()) if info is None else info
+        if isinstance(answer, ReplayTimeoutError):
+            self.channel.examine()
+        if isinstance(answer, ReverbWriterError):
+            raise answer
+        if self._state_id is None:
+            self.kept.seen(answer)
+        elif self._state_id != answer.state_id:
+            self._recover(answer)
+        self._state_id = answer.state_id
+        check_tables_exist(self.flight.tables(), answer, self.channel.address)
+
+    def _carry(self) -> _Waits[None]:
+        """Send requests and take confirmations over one stream, until it is lost."""
+        events: collections.deque[bytes | ReverbWriterError] = collections.deque()
+        with contextlib.closing(open_pipe(self.channel, messages.INSERT_STREAM, self._posting(events))) as pipe:
+            self.loss = self.fault = None
+            saves = self._follow_saves()
+            while True:
+                while events:
+                    self._take(events.popleft())
+                while self.flight.has_queued:
+                    pipe.send(self.flight.take_message(_MESSAGE_BYTES))
+                yield min(self._examine_silence(), next(saves))
+
+    def _follow_saves(self) -> _Waits[None]:
+        """Ask from time to time which kept requests a checkpoint has."""
+        while True:
+            while not self.kept:
+                yield math.inf
+            self.kept.asked()
+            answer = yield from self._ask_tables()
+            if isinstance(answer, ServerInfo):
+                if answer.state_id != self._state_id:  # between the question for its tables and the stream
+                    raise ServerUnavailableError(f"the server at {self.channel.address} was restarted.")
+                self.kept.answered(answer)
+            yield from _pause(_SAVES_EVERY_S)
+
+    def _ask_tables(self) -> _Waits[ServerInfo | ReverbWriterError]:
+        answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
+        self.channel.start_info(_PROBE_TIMEOUT_S, self._posting(answers))
+        while not answers:
+            yield math.inf
+        return answers.pop()
+
+    # -------------------------------------------------------------------------------------------- what it does at once
+
+    def _posting(self, box: collections.deque[Any]) -> Callable[[Any], None]:
+        """Return a function for any thread: the owner's thread puts what it gets into `box`, and proceeds."""
+
+        def arrive(thing: Any) -> None:
+            box.append(thing)
+            self.proceed()
+
+        return lambda thing: self._post(functools.partial(arrive, thing))
+
+    def _recover(self, info: ServerInfo) -> None:
+        """Queue the items that a restarted server lacks."""
+        self._counts["server_restarts"] += 1
+        if self.kept.max_bytes:
+            self.flight.send_again(self.kept.restarted(info))
+            self._counts["recovered_items"] += self.flight.again
+        text = (
+            "%s: the server was restarted; its tables are as in the checkpoint that it has restored, or empty. "
+            "%d unconfirmed and %d confirmed items are sent again."
+        )
+        _LOG.warning(text, self.channel.address, self.flight.pending, self.flight.again)
+
+    def _take(self, event: bytes | ReverbWriterError) -> None:
+        """Take the keys of confirmed items, or raise the error that has ended the stream."""
+        if isinstance(event, StructureError):
             # A table that the stream did not find may exist later: the next question for the tables decides.
-            self._lost(event, is_gone=isinstance(event, StructureError))
-            return
+            raise ServerUnavailableError(str(event))
+        if isinstance(event, ReverbWriterError):
+            raise event
+        keys = parse("InsertStreamResponse", messages.InsertStreamResponse, event).keys
         self._failures = 0
         self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
         self._keep(self.flight.take_finished())
-
-    def _lost(self, error: Exception, *, is_gone: bool = False) -> None:
-        is_refusal = not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError))
-        if is_refusal and self.flight.pending:  # with nothing to send, no later attempt would clear it
-            self.fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
-        self._is_closed = self._is_closed or isinstance(error, ClosedError)
-        if self.loss is None:
-            self._counts["reconnects"] += 1
-            _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
-        self.loss = error
-        self._counts["resent_items"] += self.flight.requeue()
-        # New items must not wait for refused ones for ever. An expired token may be replaced, a missing table added.
-        is_final = is_refusal and self._failures >= _REFUSALS and not isinstance(error, StructureError)
-        if is_final and (num_refused := self.flight.drop_again()):
-            self._counts["uncovered_items"] += num_refused
-            _LOG.error("%s: refuses %d confirmed items that it has lost: %s", self.channel.address, num_refused, error)
-        # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
-        longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
-        self._retry_at = time.monotonic() + random.uniform(longest_s / 2, longest_s)  # noqa: S311  # no secret
-        self._failures += 1
-
-    # ------------------------------------------------------------------------------------------------ kept requests
 
     def _keep(self, requests: Iterable[InsertRequest]) -> None:
         """Keep requests that the server has confirmed as a whole."""
@@ -245,83 +237,34 @@ class Delivery:
             )
             _LOG.warning(text, self.channel.address, self.kept.max_bytes)
 
-    def _ask_saves(self) -> float:
-        """Ask which kept requests a checkpoint has, if it is time; return as `proceed`."""
-        if not self.kept or self._ask_saves_at == math.inf:
+    def _examine_silence(self) -> float:
+        """Have a silent connection examined if a confirmation is due; return as `proceed`."""
+        if not self.flight.has_sent:
             return math.inf
-        left_s = self._ask_saves_at - time.monotonic()
-        if left_s > 0:
-            return left_s
-        self._ask_saves_at = math.inf
-        self.kept.asked()
-        self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_saves, self._attempt))
-        return math.inf
+        silent_s = time.monotonic() - max(self.flight.progress_at, self.channel.last_response_at)
+        if silent_s < _SILENCE_S:
+            return _SILENCE_S - silent_s
+        self.channel.examine()
+        return _SILENCE_S / 10
 
-    def _on_saves(self, attempt: int, info: ServerInfo | Exception) -> None:
-        self._ask_saves_at = time.monotonic() + _SAVES_EVERY_S
-        pipe = self._pipe
-        if attempt != self._attempt or pipe is None or not isinstance(info, ServerInfo):
-            return
-        if info.state_id == self._state_id:
-            self.kept.answered(info)
-        else:  # it was restarted between the question for its tables and the stream
-            self._pipe = None
-            pipe.close()
-            self._lost(ServerUnavailableError(f"the server at {self.channel.address} was restarted."))
+    def _lose(self, error: ReverbWriterError) -> None:
+        """Note the error that has ended an attempt to connect or a stream, and queue what was sent."""
+        is_refusal = not isinstance(error, ConnectionError | ReplayTimeoutError)
+        if is_refusal and self.flight.pending:  # with nothing to send, no later attempt would clear it
+            self.fault = type(error), str(error)
+        if self.loss is None:
+            self._counts["reconnects"] += 1
+            _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
+        self.loss = error.with_traceback(None)  # its frames refer to the stream
+        self._counts["resent_items"] += self.flight.requeue()
+        # New items must not wait for refused ones for ever. An expired token may be replaced, a missing table added.
+        is_final = is_refusal and self._failures >= _REFUSALS and not isinstance(error, StructureError)
+        if is_final and (num_refused := self.flight.drop_again()):
+            self._counts["uncovered_items"] += num_refused
+            _LOG.error("%s: refuses %d confirmed items that it has lost: %s", self.channel.address, num_refused, error)
 
-    # --------------------------------------------------------------------------------------------- why nothing moves
 
-    def _forget_answers(self) -> None:
-        self._answers: list[ServerInfo] = []  # the first and the newest
-        self._has_asked, self._refusal = False, ""
-
-    def ask(self, *, is_first: bool = False) -> None:
-        """Ask the server for the state of its tables; the first question of a wait discards earlier answers."""
-        if is_first:
-            self._forget_answers()
-        self._has_asked = True
-        self._question(_QUESTION_TIMEOUT_S, self._on_reply)
-
-    def _on_reply(self, reply: ServerInfo | Exception) -> None:
-        if isinstance(reply, ServerInfo):
-            self._answers = [*self._answers[:1], reply]
-        elif not isinstance(reply, ReplayTimeoutError | ConnectionError):
-            self._refusal = str(reply)
-
-    @property
-    def lacks_table(self) -> bool:
-        """Whether the server refuses items because it has no such table."""
-        return self.fault is not None and issubclass(self.fault[0], StructureError)
-
-    def has_tables(self, tables: Iterable[str]) -> bool:
-        """Return whether the newest answer to a question names these tables."""
-        return bool(self._answers) and self._answers[-1].tables.keys() >= set(tables)
-
-    def limiter_text(self) -> str | None:
-        """Return the rate limiter that blocks in the newest answer, with advice; None if no limiter blocks."""
-        return explain_limiter(self._answers[-1], self.flight.tables()) if self._answers else None
-
-    def limited_at(self) -> float:
-        """Return `time.monotonic()` of the newest answer if a rate limiter blocks in it; else negative infinity."""
-        return self._answers[-1].at if self.loss is None and self.limiter_text() else -math.inf
-
-    def others_progress(self) -> bool:
-        """Return whether other streams' inserts progressed between two answers while a rate limiter blocks ours."""
-        answers = self._answers
-        return len(answers) > 1 and inserts_progress(answers[0], answers[1], self.flight.tables())
-
-    def explain(self) -> str:
-        """Return the cause of missing confirmations, as far as it is known."""
-        address, silence_s = self.channel.address, time.monotonic() - self.channel.last_response_at
-        if self.loss is not None:
-            return self.channel.explain_loss(self.loss)
-        if not self._has_asked:
-            return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
-        if not self._answers and self._refusal:
-            return f"The server at {address} does not say what its tables do: {self._refusal}"
-        if not self._answers:
-            return f"The server at {address} holds the connection but does not answer; silent for {silence_s:.1f} s."
-        return explain_inserts(self._answers[0], self._answers[-1], self.flight.tables()) or (
-            f"The server at {address} is slow: last confirmation {time.monotonic() - self.flight.progress_at:.1f} s "
-            "ago. Raise `timeout_s`."
-        )
+def _pause(seconds: float) -> _Waits[None]:
+    end_at = time.monotonic() + seconds
+    while (left_s := end_at - time.monotonic()) > 0:
+        yield left_s

@@ -180,9 +180,9 @@ class InFlight:
         return sum(request.num_pending - request.num_new for request in (*self._sent, *self._queued))
 
     @property
-    def sent_items(self) -> int:
-        """Number of sent items without an acknowledgement."""
-        return sum(request.num_pending for request in self._sent)
+    def has_sent(self) -> bool:
+        """Whether sent items wait for an acknowledgement."""
+        return bool(self._sent)
 
     def tables(self) -> set[str]:
         """Return the tables of all pending items."""

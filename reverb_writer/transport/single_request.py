@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import queue
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 
+from reverb_writer.background import Inbox
 from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import Delivery
@@ -28,7 +28,7 @@ class InsertStream:
     def __init__(self, channel: Channel, info: ServerInfo | None = None) -> None:
         """Open a stream at the first request; `Delivery` documents `info`."""
         self.info = info
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: Inbox[Callable[[], None]] = Inbox()
         self._delivery = Delivery(channel, self._inbox.put, collections.Counter(), info=info)
         self._address = channel.address
 
@@ -48,9 +48,8 @@ class InsertStream:
         while num_pending := delivery.flight.pending:
             if late := wait.proceed(delivery, delivery.flight.progress_at, num_pending):
                 raise late
-            pause_s = min(delivery.proceed(), wait.left_s(), threading.TIMEOUT_MAX)
             with contextlib.suppress(queue.Empty):
-                self._inbox.get(timeout=pause_s)()
+                self._inbox.get(min(delivery.proceed(), wait.left_s()))()
             if delivery.fault is not None:
                 kind, text = delivery.fault
                 raise kind(text)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
 import time
 from typing import Literal
 
+from reverb_writer.background import Inbox
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.transport.delivery import Delivery
 
@@ -38,7 +38,7 @@ class Wait:
 
     Attributes:
         kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
-        answer: queue for the outcome: None, or the error to raise.
+        answer: gets the outcome: None, or the error to raise.
         is_abandoned: whether an interrupt has ended the call.
 
     Source: Reverb 0.14, `table.cc`: one queue of inserts per table, for all streams.
@@ -54,7 +54,7 @@ class Wait:
     ) -> None:
         """Begin to wait."""
         self.kind, self.timeout_s, self.extends, self.outlasts = kind, timeout_s, extends, outlasts
-        self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self.answer: Inbox[Exception | None] = Inbox()
         self.is_abandoned = False
         self._restart(time.monotonic())
         self._began_at = self._since
@@ -70,24 +70,25 @@ class Wait:
         if self.extends and progress_at > self._since:
             self._restart(now)
         if now - self._since >= self.timeout_s:
-            limited_at = delivery.limited_at() if self.outlasts else -math.inf
+            is_told = self.outlasts and delivery.loss is None
+            limited_at = delivery.questions.limited_at() if is_told else -math.inf
             may_extend = self.extends and (self.outlasts or now - self._began_at < _LONGEST * self.timeout_s)
-            if may_extend and delivery.others_progress():
+            if may_extend and delivery.questions.others_progress():
                 self._restart(now)
             elif limited_at > now - self.timeout_s:
                 self._restart(limited_at)
             else:
                 return self._late(delivery, num_pending)
         if self._ask_at and now >= self._ask_at[0]:
-            delivery.ask(is_first=len(self._ask_at) == _NUM_QUESTIONS)
+            delivery.questions.ask(is_first=len(self._ask_at) == _NUM_QUESTIONS)
             del self._ask_at[0]
         if now >= self._log_at:
             if self.outlasts:
                 self._log_after_s = min(2 * self._log_after_s, _LONGEST_LOG_S)
             self._log_at = now + self._log_after_s
-            delivery.ask()
-            why = delivery.limiter_text() if self.outlasts else None
-            why = delivery.explain() if why is None else f"{why} The step waits until the run has ended."
+            delivery.questions.ask()
+            why = delivery.questions.limiter_text() if self.outlasts else None
+            why = _cause(delivery) if why is None else f"{why} The step waits until the run has ended."
             _LOG.warning("%s: writing has waited %.0f s. %s", delivery.channel.address, self.waited_s, why)
         return None
 
@@ -95,8 +96,8 @@ class Wait:
         """Return the error of the time-out."""
         tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
         spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
-        text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {delivery.explain()}"
-        if self.kind == "room" and self.extends and not self.outlasts and delivery.limiter_text():
+        text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {_cause(delivery)}"
+        if self.kind == "room" and self.extends and not self.outlasts and delivery.questions.limiter_text():
             text += " With `until`, a step waits for the learner until the run has ended."
         is_there = delivery.loss is None or delivery.channel.is_silent(delivery.loss)
         return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
@@ -124,3 +125,10 @@ class Wait:
         now = time.monotonic()
         times = (self._since + self.timeout_s, self._log_at, self._look_at, *self._ask_at)
         return max(min(times) - now, 0.0)
+
+
+def _cause(delivery: Delivery) -> str:
+    """Return the cause of missing confirmations, as far as it is known."""
+    if delivery.loss is not None:
+        return delivery.channel.explain_loss(delivery.loss)
+    return delivery.questions.explain()

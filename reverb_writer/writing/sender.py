@@ -78,19 +78,20 @@ class Sender:
     def post(self, work: Callable[[], None] = lambda: None) -> None:
         """Wake the thread and have it call a function; never waits."""
         self._inbox.put(work)
-        self._thread.start()  # at each call, because an interrupt may have kept it from starting
+        with contextlib.suppress(ClosedError):  # the interpreter ends: the work is done by `_post_wait`
+            self._thread.start()  # at each call, because an interrupt may have kept it from starting
 
     def wait(self, wait: Wait) -> None:
         """Wait until the sender answers; raise its error."""
         if threading.get_ident() == self._ident:
             raise ClosedError("a `priority` function called its own observer, which waits for the function.")
-        self.post(lambda: self._waits.append(wait))
+        self._post_wait(wait)
         if self.is_ended:
             wait.answer.put(None if wait.kind == "close" and self._failure is None else self._end_error())
         try:
             while True:
                 with contextlib.suppress(queue.Empty):
-                    error = wait.answer.get(timeout=min(wait.timeout_s + _HANDOVER_S, threading.TIMEOUT_MAX))
+                    error = wait.answer.get(wait.timeout_s + _HANDOVER_S)
                     break
                 silent_s = time.monotonic() - self._turned_at
                 if silent_s > wait.timeout_s:
@@ -126,8 +127,18 @@ class Sender:
             return None
         self._at_end = then
         wait = Wait("close", _EXIT_S)
-        self.post(lambda: self._waits.append(wait))
+        self._post_wait(wait)
         return wait
+
+    def _post_wait(self, wait: Wait) -> None:
+        """Have the thread answer a call. If it cannot start because the interpreter ends, only `close` works, here."""
+        self.post(lambda: self._waits.append(wait))
+        try:
+            self._thread.start()
+        except ClosedError:
+            if wait.kind != "close":
+                raise
+            self._thread.run()
 
     # ------------------------------------------------------------------------------------------------- the thread
 
@@ -145,6 +156,7 @@ class Sender:
                     f"the {self._name} has failed ({error!r}) and is closed. See its log.",
                 )
                 self._end(self._end_error())
+        self._ident = None
 
     def _turn(self) -> None:
         """Wait for work, and do all of it."""
@@ -321,13 +333,13 @@ class Sender:
         """
         if self._ask_limiter_at_s == math.inf:
             return
-        text = delivery.limiter_text()
+        text = delivery.questions.limiter_text()
         if text is not None:
             self._ask_limiter_at_s = math.inf
             _LOG.info("%s: writing waits for a rate limiter. %s", delivery.channel.address, text)
         elif self._room_waited_s >= self._ask_limiter_at_s:
             self._ask_limiter_at_s = 2 * self._room_waited_s
-            delivery.ask()
+            delivery.questions.ask()
 
     # -------------------------------------------------------------------------------------------------------- the end
 

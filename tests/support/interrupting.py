@@ -1,14 +1,16 @@
-"""Ctrl-C at a chosen moment of a call, and what it must leave behind: no thread."""
+"""Ctrl-C at a chosen moment of a call, and what it must leave behind: no thread. Signals all the time."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+import pytest
 from threads import our_threads
 from waiting import eventually
 
@@ -79,3 +81,17 @@ def await_end_of_threads(timeout_s: float) -> None:
     """Return when the package has no thread in this process any more."""
     gc.collect()
     eventually(lambda: not our_threads(), "the threads end", patience_s=timeout_s)
+
+
+@contextlib.contextmanager
+def many_signals() -> Iterator[None]:
+    """Have a signal without an effect arrive each millisecond, as a sampling profiler does."""
+    if not hasattr(signal, "setitimer"):
+        pytest.skip("Windows has no interval timers")
+    former = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupting import EachMoment, await_end_of_threads, interrupted
+from interrupting import EachMoment, await_end_of_threads, interrupted, many_signals
 from kinds import both_ways
 from numbered import QUEUE, first_numbers, insert_numbers
 from reading import Serve
@@ -58,6 +58,15 @@ def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(client: rw.Cl
             client.server_info(_AGAIN_WITHIN_S)
     assert interrupt.moment > 20
     call(client)
+
+
+def test_time_out_of_an_insert_comes_although_signals_arrive_at_that_moment(serve: Serve) -> None:
+    client = serve(rw.TableConfig.queue("replay", 1))
+    insert(client)
+    with many_signals():
+        for _ in range(100):
+            with pytest.raises(rw.errors.ReplayTimeoutError):
+                client.insert(_STEP, {"replay": 1.0}, 0.05)
 
 
 def is_closed(shard: ShardServer) -> bool:

@@ -130,6 +130,69 @@ def test_program_that_ends_without_a_close_delivers(replay_server: StartServer, 
     assert delivered(server) == [*range(120)]
 
 
+REFUSED = """
+import _thread, atexit
+
+def refuse():  # as CPython 3.12 does while the interpreter ends
+    def start(*_, **__):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    threading.Thread.start = _thread.start_new_thread = start
+
+def at_exit(work):
+    atexit.register(work)
+    atexit.register(refuse)
+
+def after_main(work):
+    def run():
+        threading.main_thread().join()
+        refuse()
+        work()
+    threading.Thread(target=run).start()
+
+first = rw.TrajectoryObserver(address, "replay", 1, max_delay_s=1000)
+later = rw.TrajectoryObserver(address, "replay", 1, max_delay_s=1000)
+write(first, range(50))
+"""
+LAST_STEPS = {
+    "at exit": "at_exit(lambda: write(later, range(50, 60)))",
+    "after the main thread": "after_main(lambda: write(later, range(50, 60)))",
+    "at exit, and close": "at_exit(lambda: (write(later, range(50, 60)), later.close()))",
+    "after the main thread, and close": "after_main(lambda: (write(later, range(50, 60)), later.close()))",
+}
+
+
+@pytest.mark.parametrize("steps", LAST_STEPS)
+def test_first_step_while_the_interpreter_ends_and_starts_no_thread_is_delivered(
+    replay_server: StartServer, steps: str
+) -> None:
+    server = replay_server(fifo("replay"))
+    with program(server, REFUSED + LAST_STEPS[steps]) as process:
+        assert "Error" not in ended(process)
+    assert delivered(server) == [*range(60)]
+
+
+def test_call_that_needs_a_thread_while_the_interpreter_ends_is_refused_at_once(replay_server: StartServer) -> None:
+    text = """
+@at_exit
+def work():
+    write(later, range(50, 60))
+    for call in (later.flush, lambda: next(rw.ReplayDataset(address, "replay", 1))):
+        assert "the interpreter ends" in refusal(call)
+"""
+    with program(replay_server(fifo("replay")), REFUSED + text) as process:
+        assert "Error" not in ended(process)
+
+
+def test_first_client_while_the_interpreter_ends_is_refused_at_once(replay_server: StartServer) -> None:
+    text = """
+@at_exit
+def work():
+    assert "the interpreter ends" in refusal(lambda: rw.TrajectoryObserver(address, "replay", 1))
+"""
+    with program(replay_server(fifo("replay")), REFUSED.partition("first =")[0] + text) as process:
+        assert "Error" not in ended(process)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_child_that_ends_without_a_close_delivers_and_gets_no_observer(replay_server: StartServer, method: str) -> None:
     """Also a forked one of CPython 3.10 and 3.11, which does not call what is registered with `atexit`."""

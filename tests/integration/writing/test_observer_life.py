@@ -155,14 +155,14 @@ def test_open_after_an_interrupted_close_completes_it() -> None:
 def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = LateThread._run
+    begin = LateThread.run
 
     def begin_late(thread: LateThread) -> None:
         time.sleep(0.3)
         begin(thread)
 
     loop.submit(int)  # the loop has begun
-    monkeypatch.setattr(LateThread, "_run", begin_late)
+    monkeypatch.setattr(LateThread, "run", begin_late)
     rw.TrajectoryObserver(place.address, "a", 1)({"n": np.int64(1)}, end_of_episode=True)
     gc.collect()
     eventually(lambda: place.client.server_info()["a"].current_size == 1)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import queue
-import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupting import many_signals
 from waiting import eventually
 
-from reverb_writer.background import Flag, LateThread, in_background, may_be_interrupted, start_thread
+from reverb_writer.background import Flag, Inbox, LateThread, in_background, may_be_interrupted, start_thread
 from reverb_writer.client.same_process import add_sender, send_due
 from reverb_writer.transport import wait as waits
 
@@ -32,16 +33,31 @@ def test_outcome_is_what_the_work_returns_or_raises() -> None:
             failed.result()
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no interval timers")
-def test_time_out_of_a_wait_comes_although_signals_arrive_at_that_moment() -> None:
+@pytest.mark.parametrize("wait", [Flag().wait, lambda seconds: has_come(Inbox(), seconds)], ids=["Flag", "Inbox"])
+def test_time_out_of_a_wait_comes_although_signals_arrive_at_that_moment(wait: Callable[[float], bool]) -> None:
     """Before CPython 3.13, a wait at a `queue.SimpleQueue` with these signals hangs within some hundred time-outs."""
-    former = signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    with many_signals():
+        assert not any(wait(0.002) for _ in range(1500))
+
+
+def has_come(inbox: Inbox[int], within_s: float) -> bool:
     try:
-        assert not any(Flag().wait(0.002) for _ in range(1500))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
+        inbox.get(within_s)
+    except queue.Empty:
+        return False
+    return True
+
+
+def test_inbox_gives_each_thing_once_in_order_while_another_thread_puts() -> None:
+    inbox: Inbox[int] = Inbox()
+    assert inbox.empty()
+    putting = in_background(lambda: collections.deque(map(inbox.put, range(20_000)), maxlen=0))
+    assert [inbox.get(END_WITHIN_S) for _ in range(20_000)] == [*range(20_000)]
+    putting.result()
+    assert inbox.empty()
+    assert not has_come(inbox, 0.0)
+    inbox.put(3)
+    assert inbox.get(-1.0) == 3
 
 
 def test_flag_wakes_all_that_wait_and_may_be_set_by_many_at_once() -> None:
@@ -124,7 +140,8 @@ def test_wait_that_nothing_has_extended_names_its_time_out(monkeypatch: pytest.M
     times = itertools.count(100.0, 0.25)  # no two looks at the clock are the same
     monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: next(times)))
     flight = SimpleNamespace(tables=lambda: {"a"})
-    to: Any = SimpleNamespace(flight=flight, loss=None, explain=lambda: "It is slow.", ask=lambda **_: None)
+    questions = SimpleNamespace(explain=lambda: "It is slow.", ask=lambda **_: None)
+    to: Any = SimpleNamespace(flight=flight, loss=None, questions=questions)
     wait = waits.Wait("flush", 0.5)
     error = None
     while error is None:
@@ -142,11 +159,13 @@ def test_wait_until_the_run_has_ended_goes_on_while_answers_name_a_rate_limiter(
         flight=SimpleNamespace(tables=lambda: {"a"}),
         channel=SimpleNamespace(address="HOST:1"),
         loss=None,
-        explain=lambda: "It does not answer.",
-        ask=lambda **_: asked.append(now),
-        limited_at=lambda: max((at for at in asked if at < silent_from), default=-np.inf),
-        limiter_text=lambda: "It is full.",
-        others_progress=lambda: False,
+        questions=SimpleNamespace(
+            explain=lambda: "It does not answer.",
+            ask=lambda **_: asked.append(now),
+            limited_at=lambda: max((at for at in asked if at < silent_from), default=-np.inf),
+            limiter_text=lambda: "It is full.",
+            others_progress=lambda: False,
+        ),
     )
     wait = waits.Wait("room", 30.0, extends=True, outlasts=True)
     logged = []

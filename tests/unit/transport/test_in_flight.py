@@ -43,11 +43,11 @@ def test_lost_connection_sends_what_was_not_acknowledged_again_with_its_chunks_a
         flight.add(each)
     sent(flight)
     flight.acknowledge(keys([11, 20, 21]))
-    assert (flight.pending, flight.pending_bytes, flight.sent_items) == (3, size_of(first) + size_of(third), 3)
+    assert (flight.pending, flight.pending_bytes, flight.has_sent) == (3, size_of(first) + size_of(third), True)
     flight.requeue()
     assert sent(flight) == ([10, 12, 30], [7, 9], [])
     flight.acknowledge(keys([30, 12, 10]))
-    assert (flight.pending, flight.pending_bytes, flight.sent_items) == (0, 0, 0)
+    assert (flight.pending, flight.pending_bytes, flight.has_sent) == (0, 0, False)
 
 
 def test_chunk_counts_once_and_until_the_last_request_that_holds_it_is_confirmed() -> None:
