@@ -132,7 +132,7 @@ class ServerFeed:
         self.changed = Flag() if changed is None else changed
         self.max_samples, self.num_received = max_samples, 0
         self.waiting, self.heard_at = NO_SAMPLES, time.monotonic()
-        self._server, self._first_item = server, FirstItem(table)
+        self._server, self._first_item = server, FirstItem(table, server.address)
         max_total = None
         if options.single_pass:
             max_total = 0 if info is None else info.tables[table.name].current_size

@@ -15,9 +15,9 @@ _NUM_SAMPLES = 1000
 class FirstItem:
     """Logs once if the first thousand samples of a FIFO table that keeps its items are one item among others."""
 
-    def __init__(self, table: TableInfo) -> None:
-        """Begin before the first sample."""
-        self._name = table.name
+    def __init__(self, table: TableInfo, address: str) -> None:
+        """Begin before the first sample of a server."""
+        self._name, self._address = table.name, address
         self._can_tell = table.sampler == "fifo" and table.max_times_sampled <= 0
         self._key: int | None = None
         self._num_samples = 0
@@ -33,10 +33,11 @@ class FirstItem:
         self._can_tell = is_one and self._num_samples < _NUM_SAMPLES
         if is_one and not self._can_tell and samples.table_sizes[-1] > 1:
             _LOG.warning(
-                "table `%s`: the first %d samples are all one item of %d, because a table with the sampler 'fifo' "
+                "table `%s` at %s: the first %d samples are all one item of %d, because a table with the sampler 'fifo' "
                 "gives its oldest item until the item is removed. A queue needs `max_times_sampled=1`, as in "
                 "`rw.TableConfig.queue`; a replay needs another sampler.",
                 self._name,
+                self._address,
                 self._num_samples,
                 samples.table_sizes[-1],
             )
