@@ -28,7 +28,7 @@ from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.rows.kinds import checked_kinds
 from reverb_writer.rows.layouts import checked_last_row
 from reverb_writer.steps import StepStructure
-from reverb_writer.writing.step_kinds import START, Row, StepKinds
+from reverb_writer.writing.step_kinds import START, Ends, Row, StepKinds, env_ends
 
 Array = npt.NDArray[Any]
 
@@ -130,17 +130,13 @@ class RolloutWriter:
         """
         known, leaves, env_ids = self._examine(step, env_mask)
         rule = self._rule or StepKinds(known[0], self.last_row)
-        row = rule.row(
-            leaves,
-            int(self._before[0]) if self.num_envs is None else self._before,
-            env_ids,
-            end_of_episode=end_of_episode,
-            terminated=terminated,
-            truncated=truncated,
-            final_observation=final_observation,
-        )
+        ends: Ends = end_of_episode, terminated, truncated, final_observation
+        if self.num_envs is not None:
+            ends = env_ends(self.num_envs, *ends)
+        before = int(self._before[0]) if self.num_envs is None else self._before
+        row = rule.row(leaves, before, env_ids, ends)
         self._known, self._rule = known, rule
-        self._take(leaves, row, rule.state(row.kind, leaves), env_ids)
+        self._take(leaves, row, env_ids)
 
     def write_row(self, step: Any, kinds: Any, env_mask: Any = None) -> None:
         """Write a row of known kind as it is; a LAST row ends the episode.
@@ -157,7 +153,7 @@ class RolloutWriter:
         checked = checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
         self._known = known
         kind = int(checked[0]) if self.num_envs is None else checked
-        self._take(leaves, Row(kind, (kind & rows.LAST) != 0), kind, env_ids)
+        self._take(leaves, Row(kind, kind, (kind & rows.LAST) != 0), env_ids)
 
     def end_episode(self, *, end: Literal["cut", "reset"] = "cut", env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, although their last row is missing.
@@ -282,21 +278,23 @@ class RolloutWriter:
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
         return structure, RowLayout.of(structure.pack(specs))
 
-    def _take(self, leaves: Sequence[Any], row: Row, state: Any, env_ids: Array) -> None:
-        """Append the rows of a step, and write the episodes that they end; `state` is the one after the step's row."""
-        is_single, boundary = self.num_envs is None, row.boundary
+    def _take(self, leaves: Sequence[Any], row: Row, env_ids: Array) -> None:
+        """Append the rows of a step, and write the episodes that they end."""
+        boundary, is_single = row.boundary, self.num_envs is None
         # A slice is faster than an array of all numbers.
         at: Any = slice(None) if len(env_ids) == len(self._all_envs) else env_ids
         self._put(leaves, row.kind, env_ids)
         self._num_steps += 1
-        self._before[at] = state if is_single else state[at]
-        if boundary is None and not (row.is_last if is_single else row.is_last[at].any()):
+        self._before[at] = row.state if is_single else row.state[at]
+        if boundary is None and not (row.is_last if is_single or row.is_last is None else row.is_last[at].any()):
             self._lengths[at] += 1
             return
         with_boundary: Array = self._all_envs[:0]
         if boundary is not None:
             with_boundary = self._all_envs if boundary.env_ids is None else boundary.env_ids
-        is_last = np.broadcast_to(row.is_last, len(self._all_envs)).nonzero()[0]
+        is_last = np.broadcast_to(
+            bool(row.is_last) if row.is_last is None else row.is_last, len(self._all_envs)
+        ).nonzero()[0]
         with self._dropping(ended := np.intersect1d(np.union1d(is_last, with_boundary), env_ids)):
             self._lengths[at] += 1
             if boundary is not None:
