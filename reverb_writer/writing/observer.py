@@ -26,10 +26,11 @@ from reverb_writer.transport import process_hooks
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import Reset, StepRing, steps_of
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.step_kinds import Boundary, Ends, EnvIds, env_ends
+from reverb_writer.writing.step_kinds import Boundary, Ends, EnvIds, Row, env_ends
 
 _LOG = logging.getLogger(__package__)
 
+_LAST = np.uint8(LAST)
 _UNMARKED_STEPS, _UNMARKED_WINDOWS = 5_000, 100
 
 
@@ -104,8 +105,13 @@ class Observer(ObserverLife):
         Raises:
             The errors of a call. Nothing changed.
         """
-        kinds = kinds if self._num_envs is None else np.array(kinds, np.uint8)
-        self._take(step, env_mask, (kinds, kinds & LAST != 0), None)
+        if self._num_envs is None:
+            known = kinds, kinds & LAST != 0
+        else:
+            kinds = np.array(kinds, np.uint8)
+            is_last = kinds & _LAST
+            known = kinds, is_last != 0 if np.count_nonzero(is_last) else None
+        self._take(step, env_mask, known, None)
 
     def _env_ids(self, env_mask: Any) -> EnvIds:
         self._need_envs("env_mask")
@@ -125,10 +131,11 @@ class Observer(ObserverLife):
         if leaves is None:
             leaves = self._convert(step, (self._num_before + written) // (self._num_envs or 1))
         if ends is not None:
-            row = kinds.row(leaves, before, env_ids, ends)
+            row, self._is_marked = kinds.row(leaves, before, env_ids, ends), True
+        elif known is not None:
+            row, self._is_marked = kinds.known(*known, leaves), True
         else:
-            row = kinds.known(*known, leaves) if known else kinds.plain(leaves, before, env_ids)
-        self._is_marked = self._is_marked or not (known is None is ends)
+            row = kinds.plain(leaves, before, env_ids)
         if get_ident() != self._thread:
             self._change_thread(ring)
         if written >= ring.granted or num_items >= ring.granted_items:
@@ -136,10 +143,15 @@ class Observer(ObserverLife):
         due = ring.write(leaves, row) if self._num_envs is None else ring.write_envs(leaves, row, env_ids)
         if due is not None and due != self._woken_for:
             self._wake(sender, due)
+        if self._max_steps is not None or row.num_unknown:
+            self._note_end(steps_of(num_steps), env_ids, row)
+
+    def _note_end(self, before: Any, env_ids: EnvIds, row: Row) -> None:
+        """Look at a written row, before which the episode had `before` steps: is its end unknown, or too late?"""
         if row.num_unknown:
             self._note_unknown(row.num_unknown)
         if self._max_steps is not None:
-            self._check_length(steps_of(num_steps), self._max_steps, env_ids, row.boundary)
+            self._check_length(before, self._max_steps, env_ids, row.boundary)
 
     def _check_length(self, before: Any, max_steps: int, env_ids: EnvIds, boundary: Boundary | None) -> None:
         """Raise or log if an episode has become too long; `before` is the number of its steps before this call."""

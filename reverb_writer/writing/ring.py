@@ -68,21 +68,27 @@ class _ItemsOfAll:
         self._length, self._stride, self._num_tables = target.length, target.spec.stride_length, target.num_tables
         self._begun: Any = None
         self._first = self._latest = 0
-        self._per_phase: list[int] = []
+        self._phases: Any = None
+        self._per_phase: list[int] | None = None
 
     def completed(self, calls: int, begun: Any) -> int:
         """Return the items that the step with which there are `calls` completes."""
         if begun is not self._begun:
-            self._first, self._latest, self._per_phase = int(begun.min()), int(begun.max()), []
+            self._first, self._latest = int(begun.min()), int(begun.max())
+            self._phases = self._per_phase = None
             self._begun = begun
         upto = calls - self._length  # an episode that began here has its first window now
         if upto < self._first:
             return 0
+        if upto < self._latest and self._stride == 1:
+            return int(np.count_nonzero(begun <= upto)) * self._num_tables
         phase = upto % self._stride
+        if self._phases is None:
+            self._phases = begun % self._stride
         if upto < self._latest:
-            return int(np.count_nonzero((begun <= upto) & (begun % self._stride == phase))) * self._num_tables
-        if not self._per_phase:
-            self._per_phase = np.bincount(begun % self._stride, minlength=self._stride).tolist()
+            return int(np.count_nonzero((begun <= upto) & (self._phases == phase))) * self._num_tables
+        if self._per_phase is None:
+            self._per_phase = np.bincount(self._phases, minlength=self._stride).tolist()
         return self._per_phase[phase] * self._num_tables
 
 

@@ -65,7 +65,7 @@ class Row(NamedTuple):
     num_unknown: int = 0  # ends that do not show whether the environment ended the episode
 
 
-_FOLLOWING = bytes(ACTION | FIRST if state & LAST else ACTION for state in range(2 * ZERO_DISCOUNT))
+_FOLLOWING = np.array([ACTION | FIRST if state & LAST else ACTION for state in range(2 * ZERO_DISCOUNT)], np.uint8)
 """The kind of a row with an action whose leaves do not show whether it is the first, by the state before."""
 
 
@@ -114,7 +114,10 @@ class StepKinds:
         self._flags_at = [self._at[path] for path in keyed_by if path not in (None, "step_type")]
         self._by_key: dict[int, Row] = {}  # rows of one environment, by the flags and the state before
         self._by_state: dict[tuple[int, bool], Row] = {}
-        self._following = np.frombuffer(_FOLLOWING, np.uint8)
+        # The rows of one environment by the state before, if no leaf has a part in their kinds.
+        self._following: list[Row] | None = None
+        if self._num_envs is None and not self._is_told and self._state_discount is None:
+            self._following = [Row(kind, kind, is_last=False) for kind in _FOLLOWING.tolist()]
         self._unchanged: Row | None = None  # a row of N environments whose state the next row repeats
 
     def known(self, kind: Any, is_last: Any, leaves: Sequence[Any]) -> Row:
@@ -129,9 +132,11 @@ class StepKinds:
 
     def plain(self, leaves: Sequence[Any], before: Any, env_ids: Any = ...) -> Row:
         """Return the row of which the caller says nothing; arguments and errors are those of `row`."""
+        key: int = before
+        if self._following is not None:
+            return self._following[key]
         if self._num_envs is not None:
             return self._plain_envs(leaves, before, env_ids)
-        key: int = before
         if self._type_at is not None:
             value = leaves[self._type_at]
             number = value.item() if type(value) is np.ndarray else int(value)
@@ -140,7 +145,7 @@ class StepKinds:
             key = 2 * key + (not leaves[at])
         row = self._by_key.get(key)
         if row is None:  # at most some hundred keys, because all of their parts have few values
-            kind = self._told(leaves, before, env_ids) if self._is_told else _FOLLOWING[before]
+            kind = self._told(leaves, before, env_ids) if self._is_told else int(_FOLLOWING[before])
             row = self._by_key[key] = self.known(kind, (kind & LAST) != 0, leaves)
         return row
 
@@ -151,7 +156,7 @@ class StepKinds:
             return Row(kind, self.state(kind, leaves), is_last if np.count_nonzero(is_last) else None)
         if self._unchanged is not None and before is self._unchanged.state:
             return self._unchanged
-        kind = self._following.take(before)
+        kind = _FOLLOWING.take(before)
         row = Row(kind, self.state(kind, leaves), None)
         if row.state is kind and kind.tobytes() == before.tobytes():
             self._unchanged = row
