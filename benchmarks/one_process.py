@@ -164,7 +164,8 @@ class _OnServer:
         self._network = _network()
         observer = stack.enter_context(rw.TrajectoryObserver(address, "replay", 2))
         self._env = rw.environments.record(gymnasium.make("CartPole-v1"), observer)
-        self._dataset = stack.enter_context(rw.ReplayDataset(address, "replay", _BATCH_SIZE))
+        dataset = stack.enter_context(rw.ReplayDataset(address, "replay", _BATCH_SIZE))
+        self._batches = dataset.transitions()
         self._observation, _ = self._env.reset(seed=0)
         self._num_steps = 0
 
@@ -175,12 +176,10 @@ class _OnServer:
             self._observation = self._env.reset()[0] if terminated or truncated else following
             self._num_steps += 1
             if self._num_steps > _BATCH_SIZE and self._num_steps % _TRAIN_EVERY == 0:
-                step = next(self._dataset).data
-                observations = step["observation"]
+                batch = next(self._batches)
                 self._network.train(
-                    observations[:, 0], step["action"][:, 0], observations[:, 1], step["reward"][:, 0],
-                    step["discount"][:, 0],
-                )  # fmt: skip
+                    batch.observation, batch.action, batch.next_observation, batch.reward, batch.discount
+                )
 
 
 def one_process(effort: Effort) -> Table:

@@ -135,12 +135,11 @@ def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Arra
 
 
 def env_flags(name: str, flags: Any, num_envs: int | None) -> npt.NDArray[np.bool_]:
-    """Return the flags of N environments, [N]; [1] for a single flag if `num_envs` is None."""
+    """Return the flags of N environments, [N]."""
     array = np.asarray(flags, bool)
-    shape = () if num_envs is None else (num_envs,)
-    if array.shape != shape:
-        raise StructureError(f"`{name}` has shape {array.shape}, expected {shape}: one flag per environment.")
-    return array.reshape(-1)
+    if array.shape != (num_envs,):
+        raise StructureError(f"`{name}` has shape {array.shape}, expected ({num_envs},): one flag per environment.")
+    return array
 
 
 def as_bytes(strings: Array, where: str, like: str) -> Any:

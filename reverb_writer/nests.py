@@ -184,9 +184,10 @@ def _flatten_flat(kind: type[Any], leaves: Sequence[Any], empty: Mapping[Any, An
     def flatten(nest: Any) -> Sequence[Any]:
         if type(nest) is not kind or len(nest) != size:
             raise TypeError
-        for key in empty:
-            if len(nest[key]):
-                raise TypeError
+        if empty:
+            for key in empty:
+                if len(nest[key]):
+                    raise TypeError
         found: tuple[Any, ...] = get(nest)
         return found
 
@@ -264,4 +265,6 @@ def map_present(function: Callable[..., Any], *nests: Any) -> Any:
     >>> map_present(lambda x: -x, (1, None))
     (-1, None)
     """
+    if not tree.is_nested(nests[0]):  # the most frequent case, in a tenth of the time
+        return None if nests[0] is None else function(*nests)
     return tree.map_structure(lambda *leaves: None if leaves[0] is None else function(*leaves), *nests)

@@ -20,8 +20,9 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import NO_NUMBERS, Fit, as_array, fit, python_numbers, stored_dtype, zeros
 from reverb_writer.nests import at_leaf, check_same_leaves, flattener, named_leaves, packer, structure_of
+from reverb_writer.rows.layouts import STEP_FIRST, STEP_LAST
 
-FIRST, MID, LAST = 0, 1, 2
+FIRST, MID, LAST = STEP_FIRST, 1, STEP_LAST
 """Step types, as in dm_env and TF-Agents."""
 
 _NUMPY = np.ndarray, np.generic
@@ -106,6 +107,10 @@ class StepStructure:
         # Strings need a check one by one, and NumPy cannot read TensorFlow's scalars of bfloat16.
         is_slow = any(of.kind == "O" or (of.name == "bfloat16" and not shape) for of, shape in self._expected)
         self._fast = None if is_slow else self._expected
+        # The type of a NumPy scalar shows its dtype and shape, and is read in a third of the time.
+        self._has_scalars = not is_slow and any(not shape for _, shape in self._expected)
+        self._types = [np.ndarray if shape else dtype.type for dtype, shape in self._expected]
+        self._arrays = [(number, of) for number, of in enumerate(self._expected) if of[1]]
         self._flatten = flattener(example)
 
     def flatten(self, step: Any, which: int | str) -> Sequence[Any]:
@@ -114,13 +119,22 @@ class StepStructure:
         Otherwise arrays or scalars with the expected dtypes and shapes. Strings are `bytes`. `which` is the number of
         the step, or its name in messages.
         """
+        leaves = self.fitting(step)
+        return self.convert(step, which) if leaves is None else leaves
+
+    def fitting(self, step: Any) -> Sequence[Any] | None:
+        """Return the leaves of a step if they fit as they are, in the order of `paths`; None for `convert`."""
         try:
             leaves = self._flatten(step)
-            if list(map(_dtype_and_shape, leaves)) == self._fast:
+            if self._has_scalars and list(map(type, leaves)) == self._types:
+                for number, expected in self._arrays:
+                    leaf = leaves[number]
+                    if (leaf.dtype, leaf.shape) != expected:
+                        return None
                 return leaves
+            return leaves if list(map(_dtype_and_shape, leaves)) == self._fast else None
         except (AttributeError, TypeError, LookupError):
-            pass
-        return self._convert(step, which if isinstance(which, str) else f"step {which}")
+            return None
 
     def padding_step(self) -> list[Any]:
         """Return the leaves of a padding step: zeros, and in a trajectory `step_type` LAST, as in TF-Agents."""
@@ -129,8 +143,9 @@ class StepStructure:
             leaves[self.paths.index("step_type")][...] = LAST
         return leaves
 
-    def _convert(self, step: Any, where: str) -> list[Any]:
+    def convert(self, step: Any, which: int | str) -> list[Any]:
         """Convert Python numbers, strings, other libraries' tensors and byte orders, or raise StructureError."""
+        where = which if isinstance(which, str) else f"step {which}"
         leaves: Sequence[Any] = ()
         with contextlib.suppress(TypeError, LookupError):
             leaves = self._flatten(step)  # several times as fast as `named_leaves`

@@ -32,7 +32,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset
 
 from reverb_writer.environments.extras import Extras
-from reverb_writer.environments.recorded_steps import Recording, end_kinds
+from reverb_writer.environments.recorded_steps import Recording, end_kind, end_kinds
 from reverb_writer.episodes.spaces import array_encoder, encoder
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import host_array
@@ -69,7 +69,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         """Wrap an environment; arguments and errors as for `record`."""
         self._encode_observation = encoder(env, "observation_space")
         self._encode_action = encoder(env, "action_space")
-        self._extras = Extras(extras, final_extras)
+        self._extras, self._has_extras = Extras(extras, final_extras), extras is not None
         RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, observer=observer, extras=extras, final_extras=final_extras
         )
@@ -89,12 +89,15 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
                 recording.first(self._encode_observation(result[0]))
                 return result
             raise ResetNeeded("Call `reset` before `step`: no episode is being recorded, or a step of it was not.")
-        fields = {"action": self._encode_action(action), **self._extras.before()}
+        fields = {"action": self._encode_action(action)}
+        if self._has_extras:
+            fields.update(self._extras.before())
         result = recording.call(self.env.step, action)
         observation, reward, terminated, truncated, info = result
         fields["reward"] = _encode_reward(reward)
-        fields.update(self._extras.after(info))
-        ends = end_kinds(np.bool_(terminated), np.bool_(truncated)) if terminated or truncated else None
+        if self._has_extras:
+            fields.update(self._extras.after(info))
+        ends = end_kind(terminated=terminated) if terminated or truncated else None
         recording.observe(fields, self._encode_observation(observation), ends)
         return result
 
@@ -139,21 +142,22 @@ class BatchRecording:
     def step(self, step: Callable[[Any], Any], actions: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Take a step in every environment; record it and the final observations."""
         recording = self._recording
-        if recording.needs_reset.any():
+        if np.count_nonzero(recording.needs_reset):
             missing = np.flatnonzero(recording.needs_reset).tolist()
             which = "before `step`" if len(missing) == self._num_envs else f"of environments {missing}"
             raise ResetNeeded(f"Call `reset` {which}: no episode is being recorded, or a step of it was not.")
         fields = {"action": self._encode_actions(actions), **self._extras.before()}
         result = recording.call(step, actions)
         observations, rewards, terminated, truncated, infos = result
-        ends = end_kinds(host_array(terminated).astype(bool), host_array(truncated).astype(bool))
+        ends = end_kinds(
+            host_array(terminated).astype(bool, copy=False), host_array(truncated).astype(bool, copy=False)
+        )
         fields["reward"] = self._encode_rewards(rewards)
         fields.update(self._extras.after(infos))
         following = final = self._encode_observations(observations)
-        is_over = ends.any()
-        if self._mode == "SameStep" and is_over:
+        if self._mode == "SameStep" and ends is not None:
             final = self._with_final(following, infos, ends != 0)
-        recording.observe(fields, final, ends if is_over else None, following)
+        recording.observe(fields, final, ends, following)
         return result  # type: ignore[no-any-return]
 
     def reset(self, reset: Callable[..., Any], seed: Any, options: dict[str, Any] | None) -> tuple[Any, Any]:

@@ -39,16 +39,18 @@ from reverb_writer.rows.kinds import FLAGS
 Result = TypeVar("Result")
 
 _FIRST, _ACTION, _LAST, _TERMINAL = map(np.uint8, (FIRST, ACTION, LAST, TERMINAL))
+_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 class _Episodes(NamedTuple):
-    """The ongoing episodes, of one environment or of N; arrays are never changed in place."""
+    """The ongoing episodes, of one environment or of N; arrays are never changed in place.
+
+    Flags and kinds of one environment are numbers of Python, because most of the time of a step would be NumPy's.
+    """
 
     observation: Any  # the last observation
     is_first: Any  # whether no row of the episode is written yet
-    ends: Any = (
-        None  # kinds of last rows that are not written yet, 0 where the episode is not over; None for no such row
-    )
+    ends: Any = None  # kinds of last rows that are not written yet, 0 elsewhere; None if there is no such row
     zeros: Any = None  # action, reward and so on of a last row; None before an episode's first row
 
 
@@ -84,11 +86,14 @@ class Recording:
         """
         self.observer, self._num_envs, self._mode, self._final_fields = observer, num_envs, mode, final_fields
         self._write_row = getattr(observer, "write_row", None)
-        self._false = np.zeros(() if num_envs is None else num_envs, bool)[()]
-        self._true = ~self._false
+        self._false: Any = False if num_envs is None else np.zeros(num_envs, bool)
+        self._true: Any = True if num_envs is None else ~self._false
+        # Rows of actions alone, which most calls write.
+        self._actions: Any = ACTION if num_envs is None else np.full(num_envs, ACTION, np.uint8)
+        self._action_flags = flags(np.uint8(ACTION) if num_envs is None else self._actions)
         self._no_episodes = _Episodes(None, self._true)
         self.state = self._no_episodes
-        self.needs_reset = self._true
+        self.needs_reset: Any = self._true
         self._num_known: int | None = None  # number of the observer's rows after the last one of this recording
         self._open_call: tuple[int | None, Any] | None = None  # number of rows before a call, and the state after it
 
@@ -107,29 +112,36 @@ class Recording:
 
     def first(self, observation: Any, *, env_mask: Any = None) -> None:
         """Begin episodes, in the environments of `env_mask` or in all; record unfinished ones as truncated."""
-        mask = self._true if env_mask is None else env_mask
-        self.end(mask)
-        state = self.state
-        if mask.all():
+        self.end(env_mask)
+        if env_mask is None or env_mask.all():
             self.state = self._no_episodes._replace(observation=observation)
-        else:
-            chosen = tree.map_structure(functools.partial(_choose, mask), observation, state.observation)
-            self.state = state._replace(observation=chosen)
-        self.needs_reset = self.needs_reset & ~mask
+            self.needs_reset = self._false
+            return
+        chosen = tree.map_structure(functools.partial(_choose, env_mask), observation, self.state.observation)
+        self.state = self.state._replace(observation=chosen)
+        self.needs_reset = self.needs_reset & ~env_mask
 
     def observe(self, result: dict[str, Any], observation: Any, ends: Any = None, following: Any = None) -> None:
         """Record an action, its result and the observation after it, and the last rows of finished episodes.
 
-        `ends` are a result of `end_kinds`, or None if no episode is over. `following` are the first observations of the
-        next episodes (SAME_STEP).
+        `ends` is the kind of the last row of an episode that is over, or the result of `end_kinds`; None if no episode
+        is over. `following` are the first observations of the next episodes (SAME_STEP).
         """
         self.needs_reset = self._true
         state = self.state
         if self._write_row is None and "discount" not in result:
-            continues = self._true if ends is None else ~has(ends, TERMINAL)
-            result = {**result, "discount": continues.astype(np.float32)}
+            result = {**result, "discount": self._discount(ends)}
         fields = state.zeros or tree.map_structure(_zeros, result)
-        kinds, is_last = state.is_first * _FIRST | _ACTION, self._false
+        if self._num_envs is None:
+            kind = ACTION | FIRST if state.is_first else ACTION
+            self._write(result, kind, _Episodes(observation, False, ends, fields))
+            if ends is not None:
+                self.end()
+            self.needs_reset = ends is not None
+            return
+        kinds, is_last = self._actions, self._false
+        if state.is_first is not self._false:
+            kinds = state.is_first * _FIRST | _ACTION
         if state.ends is not None:  # environments have reset themselves (NEXT_STEP): the action had no effect there
             is_last = state.ends != 0
             kinds = _choose(is_last, state.ends, kinds)
@@ -143,17 +155,26 @@ class Recording:
                 self.state, over = self.state._replace(observation=following), self._false
         self.needs_reset = over
 
+    def _discount(self, ends: Any) -> Any:
+        """Return the discount of an action for functions of a row: 0 if it led to a terminal state, otherwise 1."""
+        if self._num_envs is None:
+            return _ZERO if ends is not None and ends & TERMINAL else _ONE
+        return np.ones(self._num_envs, np.float32) if ends is None else (~has(ends, TERMINAL)).astype(np.float32)
+
     def end(self, env_mask: Any = None) -> None:
         """Record the last row of episodes that have rows; unfinished episodes are truncated."""
         mask = self._true if env_mask is None else env_mask
         self.needs_reset = self.needs_reset | mask
         self._settle()
         state = self.state
+        if self._num_envs is None:
+            if not state.is_first:
+                self._write(self._last_fields(state.zeros), (state.ends or 0) | LAST, self._no_episodes)
+            return
         ending = mask & ~state.is_first
         if ending.any():
             kinds = (self._false if state.ends is None else state.ends) | _LAST
-            env_mask = None if self._num_envs is None else ending
-            self._write(self._last_fields(state.zeros), kinds, self._without(ending), env_mask)
+            self._write(self._last_fields(state.zeros), kinds, self._without(ending), ending)
 
     def _last_fields(self, fields: Any) -> Any:
         """Return all fields of last rows but the observation; `fields` are zeros."""
@@ -162,8 +183,6 @@ class Recording:
     def _without(self, ended: Any) -> _Episodes:
         """Return the state after the last rows of these episodes."""
         state = self.state
-        if self._num_envs is None:
-            return self._no_episodes
         ends = state.ends
         if ends is not None:
             ends = ends * ~ended
@@ -173,26 +192,33 @@ class Recording:
     def _write(self, fields: dict[str, Any], kinds: Any, after: _Episodes, env_mask: Any = None) -> None:
         """Pass a row to the observer; `after` is the state after it."""
         num_taken = self._num_taken()
-        if num_taken != self._num_known and not self.state.is_first.all():
+        if num_taken != self._num_known and not np.all(self.state.is_first):
             self.state = self._no_episodes
             raise SpecError(
                 "the observer got steps from elsewhere in the middle of an episode of this environment. Make one "
                 "observer per environment, or record a vector environment with `num_envs`."
             )
         row = {"observation": self.state.observation, **fields}
-        options = {} if env_mask is None else {"env_mask": env_mask}
         self._open_call = num_taken, after
         try:
-            if self._write_row is None:
-                self.observer({**row, **(_flags(int(kinds)) if self._num_envs is None else flags(kinds))}, **options)
+            if self._write_row is not None:
+                self._write_row(row, kinds, env_mask)
+            elif env_mask is None:
+                self.observer({**row, **self._flags(kinds)})
             else:
-                self._write_row(row, int(kinds) if self._num_envs is None else kinds, **options)
+                self.observer({**row, **self._flags(kinds)}, env_mask=env_mask)
         except BaseException:
             self._settle()
             raise
         self.state = after
         self._num_known = self._num_taken()
         self._open_call = None
+
+    def _flags(self, kinds: Any) -> dict[str, Any]:
+        """Return kinds as leaves of flags."""
+        if kinds is self._actions:
+            return self._action_flags
+        return flags(np.uint8(kinds) if self._num_envs is None else kinds)
 
     def _settle(self) -> None:
         """Find out whether the observer took the row of an interrupted call."""
@@ -208,23 +234,23 @@ class Recording:
 
 
 def end_kinds(terminated: Any, truncated: Any) -> Any:
-    """Return the kinds of the last rows of episodes that are over, and 0 elsewhere; of one environment or of N.
+    """Return the kinds of the last rows of episodes that are over, and 0 elsewhere, [N]; None if no episode is over.
 
     >>> end_kinds(np.array([True, False, False]), np.array([True, True, False])).tolist()
     [12, 4, 0]
     """
-    return (terminated | truncated) * _LAST | terminated * _TERMINAL
+    is_over = terminated | truncated
+    return is_over * _LAST | terminated * _TERMINAL if np.count_nonzero(is_over) else None
+
+
+def end_kind(*, terminated: Any) -> int:
+    """Return the kind of the last row of an episode of one environment."""
+    return LAST | TERMINAL if terminated else LAST
 
 
 def flags(kinds: Any) -> dict[str, Any]:
     """Return the kinds of rows as leaves of flags."""
     return {name: flag(kinds) for name, flag in FLAGS.items()}
-
-
-@functools.lru_cache
-def _flags(kind: int) -> dict[str, Any]:
-    """Return the flags of one row, as scalars of NumPy."""
-    return flags(np.uint8(kind))
 
 
 def _zeros(leaf: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from reverb_writer.environments.recorded_steps import Recording, end_kinds
+from reverb_writer.environments.recorded_steps import Recording, end_kind
 from reverb_writer.errors import StructureError
 
 
@@ -80,8 +80,7 @@ def take(recording: Recording, action: Any, timestep: Any, extras: Any) -> None:
         result["extras"] = extras
     ends = None
     if timestep.last():
-        terminated = np.bool_(not any(np.any(leaf) for leaf in tree.flatten(timestep.discount)))
-        ends = end_kinds(terminated, ~terminated)
+        ends = end_kind(terminated=not any(np.any(leaf) for leaf in tree.flatten(timestep.discount)))
     recording.observe(_copy(result), _copy(timestep.observation), ends)
 
 

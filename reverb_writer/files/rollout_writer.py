@@ -28,7 +28,7 @@ from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.rows.kinds import checked_kinds
 from reverb_writer.rows.layouts import checked_last_row
 from reverb_writer.steps import StepStructure
-from reverb_writer.writing.step_kinds import START, Row, StepKinds
+from reverb_writer.writing.step_kinds import START, Ends, Row, StepKinds, env_ends
 
 Array = npt.NDArray[Any]
 
@@ -90,9 +90,12 @@ class RolloutWriter:
         self._rule: StepKinds | None = None
         count = self.num_envs or 1
         self._all_envs = np.arange(count)
-        self._blocks: list[Array] = []  # rows of the current episodes: each leaf [N, capacity, ...], and their kinds
+        self._blocks: list[Array] = []  # rows of the current episodes: each leaf [N * capacity, ...], and their kinds
+        self._capacity = self._longest = 0  # rows for which there is room per environment; no episode has more rows
         self._lengths = np.zeros(count, np.intp)  # [N], rows of each current episode
-        self._before = np.full(count, START, np.uint8)  # [N], state after the row before, as `StepKinds` has it
+        self._starts = np.zeros(count, np.intp)  # [N], the first row of each environment in the blocks
+        # The state after the row before, as `StepKinds` has it, or [N]; never changed in place.
+        self._before: Any = START if self.num_envs is None else np.full(count, START, np.uint8)
 
     def __repr__(self) -> str:
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
@@ -130,17 +133,12 @@ class RolloutWriter:
         """
         known, leaves, env_ids = self._examine(step, env_mask)
         rule = self._rule or StepKinds(known[0], self.last_row)
-        row = rule.row(
-            leaves,
-            int(self._before[0]) if self.num_envs is None else self._before,
-            env_ids,
-            end_of_episode=end_of_episode,
-            terminated=terminated,
-            truncated=truncated,
-            final_observation=final_observation,
-        )
+        ends: Ends = end_of_episode, terminated, truncated, final_observation
+        if self.num_envs is not None:
+            ends = env_ends(self.num_envs, *ends)
+        row = rule.row(leaves, self._before, env_ids, ends)
         self._known, self._rule = known, rule
-        self._take(leaves, row, rule.state(row.kind, leaves), env_ids)
+        self._take(leaves, row, env_ids)
 
     def write_row(self, step: Any, kinds: Any, env_mask: Any = None) -> None:
         """Write a row of known kind as it is; a LAST row ends the episode.
@@ -157,7 +155,7 @@ class RolloutWriter:
         checked = checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
         self._known = known
         kind = int(checked[0]) if self.num_envs is None else checked
-        self._take(leaves, Row(kind, (kind & rows.LAST) != 0), kind, env_ids)
+        self._take(leaves, Row(kind, kind, (kind & rows.LAST) != 0), env_ids)
 
     def end_episode(self, *, end: Literal["cut", "reset"] = "cut", env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, although their last row is missing.
@@ -171,7 +169,7 @@ class RolloutWriter:
         """
         if end not in ("cut", "reset"):
             raise SpecError(f"`end` must be 'cut' or 'reset', got {end!r}.")
-        last = len(self._lengths) - 1
+        last = len(self._all_envs) - 1
         chosen = [integer("env_ids", env, minimum=0, maximum=last) for env in env_ids or ()]
         ended = self._all_envs if env_ids is None else np.array(chosen, np.intp)
         with self._dropping(ended):
@@ -282,53 +280,74 @@ class RolloutWriter:
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
         return structure, RowLayout.of(structure.pack(specs))
 
-    def _take(self, leaves: Sequence[Any], row: Row, state: Any, env_ids: Array) -> None:
-        """Append the rows of a step, and write the episodes that they end; `state` is the one after the step's row."""
-        is_single, boundary = self.num_envs is None, row.boundary
-        # A slice is faster than an array of all numbers.
-        at: Any = slice(None) if len(env_ids) == len(self._all_envs) else env_ids
+    def _take(self, leaves: Sequence[Any], row: Row, env_ids: Array) -> None:
+        """Append the rows of a step, and write the episodes that they end."""
+        ended, with_boundary = self._ended(row, env_ids)
         self._put(leaves, row.kind, env_ids)
         self._num_steps += 1
-        self._before[at] = state if is_single else state[at]
-        if boundary is None and not (row.is_last if is_single else row.is_last[at].any()):
-            self._lengths[at] += 1
+        before = row.state
+        if len(env_ids) < len(self._all_envs):
+            before = self._before.copy()
+            before[env_ids] = row.state[env_ids]
+        self._before = before
+        if not len(ended):
+            self._count(env_ids)
             return
-        with_boundary: Array = self._all_envs[:0]
-        if boundary is not None:
-            with_boundary = self._all_envs if boundary.env_ids is None else boundary.env_ids
-        is_last = np.broadcast_to(row.is_last, len(self._all_envs)).nonzero()[0]
-        with self._dropping(ended := np.intersect1d(np.union1d(is_last, with_boundary), env_ids)):
-            self._lengths[at] += 1
-            if boundary is not None:
-                self._put(boundary.leaves, boundary.kind, with_boundary)
-                self._lengths[with_boundary] += 1
+        with self._dropping(ended):
+            self._count(env_ids)
+            if row.boundary is not None:
+                self._put(row.boundary.leaves, row.boundary.kind, with_boundary)
+                self._count(with_boundary)
             self._write(ended)
+
+    def _ended(self, row: Row, env_ids: Array) -> tuple[Array, Array]:
+        """Return the environments whose episodes a step ends, and those of them that have a boundary row."""
+        of_boundary = None if row.boundary is None else row.boundary.env_ids
+        if self.num_envs is None:
+            with_boundary = self._all_envs[: row.boundary is not None]
+            return (self._all_envs if row.is_last else with_boundary), with_boundary
+        with_boundary = self._all_envs[:0] if of_boundary is None else np.asarray(of_boundary, np.intp)
+        if row.is_last is None:
+            return with_boundary, with_boundary
+        return np.union1d(env_ids[row.is_last[env_ids]], with_boundary), with_boundary
 
     def _put(self, leaves: Sequence[Any], kinds: Any, env_ids: Array) -> None:
         """Append a row of some environments, leaves [N, ...], without a change of `_lengths`."""
+        if self._longest == self._capacity:
+            self._make_room()
         if self.num_envs is None:  # integers index faster than arrays
             at = int(self._lengths[0])
-            self._make_room(at)
             for block, leaf in zip(self._blocks, [*leaves, kinds], strict=True):
-                block[0, at] = leaf
+                block[at] = leaf
             return
-        self._make_room(int(self._lengths.max()))
-        ends, is_all = self._lengths[env_ids], len(env_ids) == len(self._all_envs)
+        is_all = len(env_ids) == len(self._all_envs)
+        numbers = (self._starts + self._lengths)[... if is_all else env_ids]
         for block, leaf in zip(self._blocks, [*leaves, kinds], strict=True):
-            block[env_ids, ends] = leaf if is_all else leaf[env_ids]
+            block[numbers] = leaf if is_all else leaf[env_ids]
 
-    def _make_room(self, length: int) -> None:
-        """Allocate the blocks, or double them if they are full; the new half is overwritten later."""
+    def _count(self, env_ids: Array) -> None:
+        """Count a row of some environments, which has been put."""
+        self._longest += 1
+        if len(env_ids) == len(self._all_envs):
+            self._lengths += 1
+        else:
+            self._lengths[env_ids] += 1
+
+    def _make_room(self) -> None:
+        """Allocate the blocks, or double them if an episode fills its part; the new half is overwritten later."""
         assert self._known is not None  # noqa: S101  # because there is a step
-        if self._blocks and length < self._blocks[-1].shape[1]:
-            return
-        structure, _ = self._known
-        room = len(self._lengths), max(2 * length, _FIRST_LENGTH)
-        of_columns = zip([*structure.dtypes, np.dtype(np.uint8)], [*structure.shapes, ()], strict=True)
-        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_columns]  # unused rows take no memory
-        for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
-            block[:, :length] = former
-        self._blocks = blocks
+        count, length = len(self._lengths), int(self._lengths.max())
+        if length == self._capacity:
+            structure, _ = self._known
+            capacity = max(2 * length, _FIRST_LENGTH)
+            of_columns = zip([*structure.dtypes, np.dtype(np.uint8)], [*structure.shapes, ()], strict=True)
+            # Unused rows take no memory.
+            blocks = [np.zeros((count, capacity, *shape), dtype) for dtype, shape in of_columns]
+            for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
+                block[:, :length] = former.reshape(count, length, *former.shape[1:])
+            self._blocks = [block.reshape(count * capacity, *block.shape[2:]) for block in blocks]
+            self._capacity, self._starts = capacity, np.arange(count) * capacity
+        self._longest = length
 
     @contextlib.contextmanager
     def _dropping(self, ended: Array) -> Iterator[None]:
@@ -336,7 +355,12 @@ class RolloutWriter:
         try:
             yield
         finally:
-            self._lengths[ended], self._before[ended] = 0, START
+            self._lengths[ended] = 0
+            if self.num_envs is None:
+                self._before = START
+            else:
+                self._before = self._before.copy()
+                self._before[ended] = START
 
     def _write(self, env_ids: Array, *, is_reset: bool = False) -> None:
         """Write the non-empty episodes of some environments; after an OSError the others are still written."""
@@ -345,7 +369,8 @@ class RolloutWriter:
             length = int(self._lengths[env])
             if length:
                 try:
-                    *columns, kinds = (block[env, :length] for block in self._blocks)
+                    start = int(self._starts[env])
+                    *columns, kinds = (block[start : start + length] for block in self._blocks)
                     self._write_columns(columns, kinds, {}, is_reset=is_reset)
                 except OSError as error:
                     errors.append(error)

@@ -104,7 +104,7 @@ class StoredTrajectory:
             FormatError: the file is torn, damaged, or of another format; the error names it.
         """
         self.path = Path(path)
-        with self._archive() as archive:
+        with _opened(self.path) as archive:
             self.manifest = Manifest.from_json(_read_manifest(archive))
 
     def __repr__(self) -> str:
@@ -116,8 +116,8 @@ class StoredTrajectory:
         Raises:
             FormatError: the file is damaged; the error names it.
         """
-        with self._archive() as archive:
-            return self._steps(archive)
+        with _opened(self.path) as archive:
+            return _steps(archive, self.manifest)
 
     def load_rows(self, last_row: LastRow | None = None) -> tuple[Any, Array]:
         """Return all steps, leaves [T, ...], and the kinds of their rows, uint8 [T]; the caller owns both.
@@ -130,30 +130,58 @@ class StoredTrajectory:
             StructureError: the file has no kinds, and its leaves contradict themselves, or do not show whose row the
                 flags of an end stand on.
         """
-        with self._archive() as archive:
-            steps = self._steps(archive)
-            if self.manifest.has_kinds:
-                return steps, _read_array(archive, KINDS, np.dtype(np.uint8), (self.manifest.num_steps,)).copy()
-        try:
-            return steps, kinds_by_rule(steps, self.manifest.num_steps, self.manifest.former, last_row)
-        except StructureError as error:
-            raise StructureError(f"trajectory `{self.path.name}`: {error}") from error
+        with _opened(self.path) as archive:
+            found = _rows(archive, self.manifest)
+        return _with_kinds(self.path, self.manifest, last_row, *found)
 
-    def _steps(self, archive: zipfile.ZipFile) -> Any:
-        layout = self.manifest.layout
-        columns = layout.decode(functools.partial(_read_array, archive), self.manifest.num_steps)
-        return packer(layout.nest)(columns)
 
-    @contextlib.contextmanager
-    def _archive(self) -> Iterator[zipfile.ZipFile]:
-        """Open the file; errors name it."""
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                yield archive
-        except (FormatError, OSError) as error:
-            raise FormatError(f"trajectory `{self.path.name}`: {error}") from error
-        except _DAMAGED as error:
-            raise FormatError(f"trajectory `{self.path.name}`: it is torn or damaged ({error}).") from error
+def load_rows(path: Path, last_row: LastRow | None = None) -> tuple[Any, Array]:
+    """Return what `StoredTrajectory(path).load_rows` returns; the file is opened once, not twice.
+
+    Raises:
+        FormatError, StructureError: as for `StoredTrajectory`.
+    """
+    with _opened(path) as archive:
+        manifest = Manifest.from_json(_read_manifest(archive))
+        found = _rows(archive, manifest)
+    return _with_kinds(path, manifest, last_row, *found)
+
+
+def _rows(archive: zipfile.ZipFile, manifest: Manifest) -> tuple[Any, Array | None]:
+    """Return the rows and their kinds; None if the file has no kinds."""
+    steps = _steps(archive, manifest)
+    if not manifest.has_kinds:
+        return steps, None
+    return steps, _read_array(archive, KINDS, np.dtype(np.uint8), (manifest.num_steps,)).copy()
+
+
+def _with_kinds(
+    path: Path, manifest: Manifest, last_row: LastRow | None, steps: Any, kinds: Array | None
+) -> tuple[Any, Array]:
+    if kinds is not None:
+        return steps, kinds
+    try:
+        return steps, kinds_by_rule(steps, manifest.num_steps, manifest.former, last_row)
+    except StructureError as error:
+        raise StructureError(f"trajectory `{path.name}`: {error}") from error
+
+
+def _steps(archive: zipfile.ZipFile, manifest: Manifest) -> Any:
+    layout = manifest.layout
+    columns = layout.decode(functools.partial(_read_array, archive), manifest.num_steps)
+    return packer(layout.nest)(columns)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a file; errors of a damaged file name it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (FormatError, OSError) as error:
+        raise FormatError(f"trajectory `{path.name}`: {error}") from error
+    except _DAMAGED as error:
+        raise FormatError(f"trajectory `{path.name}`: it is torn or damaged ({error}).") from error
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

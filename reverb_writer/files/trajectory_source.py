@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tree
 
 from reverb_writer import rows
 from reverb_writer.errors import FormatError, ReplayTimeoutError, StructureError, UnsafeDataError
@@ -36,7 +37,7 @@ class TrajectorySource:
     def __init__(
         self,
         list_paths: Callable[[], Sequence[Path]],
-        open_trajectory: Callable[[Path], Any],
+        load_trajectory: Callable[[Path, LastRow | None], tuple[Any, Any]],
         names: Mapping[str, tuple[str, ...]],
         *,
         loops: int,
@@ -48,7 +49,7 @@ class TrajectorySource:
         repeats_last: bool,
     ) -> None:
         """Set the arguments; `start` looks for the trajectories."""
-        self._list_paths, self._open_trajectory, self._names = list_paths, open_trajectory, names
+        self._list_paths, self._load_trajectory, self._names = list_paths, load_trajectory, names
         self._loops, self._shuffle, self.keep_latest, self._seed = loops, shuffle, keep_latest, seed
         self._wait_timeout_s, self._last_row, self._repeats_last = wait_timeout_s, last_row, repeats_last
         self._shard = (0, 1)
@@ -134,23 +135,41 @@ class TrajectorySource:
 
     def _read(self, path: Path) -> TransitionBatch:
         """Return the transitions of a trajectory; raises if it is damaged."""
-        steps, kinds = self._open_trajectory(path).load_rows(self._last_row)
+        steps, kinds = self._load_trajectory(path, self._last_row)
         found, left_out = read_transitions(steps, kinds, self._names, repeats_last=self._repeats_last)
         self.num_left_out += len(left_out)
-        if rows.has(left_out, rows.LAST).any() and not self._has_warned:
+        if len(left_out) and not self._has_warned and rows.has(left_out, rows.LAST).any():
             self._has_warned = True
             _LOG.warning(
                 "Trajectory `%s`: the last action of an episode is no transition, because no row holds the observation "
                 "after it. Further ones are counted in `num_left_out`. Write episodes with `final_observation`.",
                 path.name,
             )
-        layout = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), found)
-        self.layout = self.layout or layout
-        if layout != self.layout:
+        if self.layout is None:
+            self.layout = _layout(found)
+        elif not _fits(found, self.layout):
             raise StructureError(
-                f"trajectory `{path.name}` has {layout}, but those before it have {self.layout}. "
+                f"trajectory `{path.name}` has {_layout(found)}, but those before it have {self.layout}. "
                 "Move it to another directory."
             )
         if not len(found.done):
             raise FormatError(f"trajectory `{path.name}`: it has no transition.")
         return found
+
+
+def _layout(transitions: TransitionBatch) -> TransitionBatch:
+    layout: TransitionBatch = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), transitions)
+    return layout
+
+
+def _fits(transitions: TransitionBatch, layout: TransitionBatch) -> bool:
+    """Return whether transitions have this layout; a layout of their own would take most of the time of a short one."""
+    try:
+        tree.assert_same_structure(transitions, layout)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(tree.flatten(transitions), tree.flatten(layout), strict=True)
+    return all(
+        leaf is spec if leaf is None or spec is None else (leaf.dtype, leaf.shape[1:]) == (spec.dtype, spec.shape)
+        for leaf, spec in pairs
+    )

@@ -122,17 +122,17 @@ def read_transitions(
         if before is None:
             found[f"next_{field}"] = None
         elif after is None:  # not stored: take the next row's observation
-            found[f"next_{field}"] = tree.map_structure(lambda leaf: leaf[following], before)
+            found[f"next_{field}"] = map_present(lambda leaf: leaf[following], before)
         elif _form(after) != _form(before):
             raise StructureError(
                 f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
                 "something else, rename it."
             )
         else:
-            found[f"next_{field}"] = tree.map_structure(lambda leaf: leaf[own], after)
+            found[f"next_{field}"] = map_present(lambda leaf: leaf[own], after)
     for field in ("observation", "privileged_observation", "action", "reward"):
         found[field] = map_present(lambda leaf: leaf[own], found[field])
-    found["reward"] = tree.map_structure(_flat, found["reward"])
+    found["reward"] = map_present(_flat, found["reward"])
     goes_on = is_followed[at[:-1]] & (at[1:] == at[:-1] + 1)
     done, is_first = np.ones(len(at), bool), np.ones(len(at), bool)
     done[:-1], is_first[1:] = ~goes_on, ~goes_on
@@ -157,9 +157,14 @@ class Cursor:
         """Copy transitions into rows `at` to `at + room` of column `env`, leaves [T, N, ...]; return their number."""
         length = min(room, self.num_left)
         start = len(self.transitions.done) - self.num_left
-        for target, column in zip(targets, self._columns, strict=True):
-            if target is not None and column is not None:
-                target[at : at + length, env] = column[start : start + length]
+        if length == 1:  # numbers index faster than slices
+            for target, column in zip(targets, self._columns, strict=True):
+                if target is not None and column is not None:
+                    target[at, env] = column[start]
+        else:
+            for target, column in zip(targets, self._columns, strict=True):
+                if target is not None and column is not None:
+                    target[at : at + length, env] = column[start : start + length]
         self.num_left -= length  # one assignment, which an interrupt cannot divide
         return length
 

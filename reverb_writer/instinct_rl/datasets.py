@@ -14,6 +14,7 @@ from reverb_writer.files import rollout_dataset
 from reverb_writer.files.transition_fields import TransitionBatch
 from reverb_writer.instinct_rl import pickles
 from reverb_writer.rollouts.array_nests import Arrays
+from reverb_writer.rows import LastRow
 
 _FIELDS = ["timeout" if field == "truncated" else field for field in TransitionBatch._fields]
 
@@ -122,9 +123,11 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         """Return whether enough trajectories exist: `keep_latest_n_trajs`, or one. `reset` waits for them."""
         return len(self._list_trajectories()) >= max(self._source.keep_latest, 1)
 
-    def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory at `path`, this project's or a pickled one."""
-        return pickles.open_pickled(path) if pickles.is_pickled(path) else super().open_trajectory(path)
+    def load_trajectory(self, path: Path, last_row: LastRow | None) -> tuple[Any, Any]:
+        """Return the rows and kinds of the trajectory at `path`, this project's or a pickled one."""
+        return (
+            pickles.load_rows(path, last_row) if pickles.is_pickled(path) else super().load_trajectory(path, last_row)
+        )
 
     def assemble_obs_components(self, traj_data: dict[str, Any]) -> dict[str, Any]:
         """Return `traj_data`, arrays by key, with `observations` [T, D] in place of the components `obs_NAME`.

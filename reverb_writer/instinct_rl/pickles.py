@@ -14,7 +14,6 @@ import json
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from reverb_writer import files
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.files.episode_kinds import kinds_by_rule
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
+from reverb_writer.rows import LastRow
 
 _FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\.(?!npz$).*)?")  # this project's trajectories are .npz files
 _LARGEST = 255
@@ -79,11 +79,10 @@ def load_trajectory(path: Path) -> dict[str, Any]:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def open_pickled(path: Path) -> Any:
-    """Load a pickled trajectory; the result has the part of `StoredTrajectory` that `RolloutDataset` needs."""
+def load_rows(path: Path, last_row: LastRow | None) -> tuple[Any, Any]:
+    """Return the rows of a pickled trajectory and their kinds, as `RolloutDataset.load_trajectory` does."""
     steps = load_trajectory(path)
-    num_rows = len(next(iter(steps.values())))
-    return SimpleNamespace(load_rows=lambda last_row=None: (steps, kinds_by_rule(steps, num_rows, None, last_row)))
+    return steps, kinds_by_rule(steps, len(next(iter(steps.values()))), None, last_row)
 
 
 def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.PathLike[str]) -> dict[str, str]:

@@ -102,7 +102,7 @@ class Cutter:
         if start == stop:
             return
         index = self.ring.rows(start, stop)
-        is_last, envs = self.ring.last[index], self.ring.envs[index]
+        is_last, envs = self.ring.ends(index), self.ring.envs[index]
         new = np.bincount(envs, minlength=len(self._episodes))
         firsts = np.zeros(len(new), np.int64)
         firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # the last assignment to an index counts
@@ -147,7 +147,7 @@ class Cutter:
 
     def _advance(self, env: int, rows: Integers, num_counted: int) -> int:
         """Count the open rows after the first `num_counted`, end their episodes; return the number of sealed rows."""
-        is_last = self.ring.last[rows % self.ring.size]
+        is_last = self.ring.ends(rows % self.ring.size)
         sealed, known = 0, num_counted
         for stop in (is_last[known:].nonzero()[0] + known + 1).tolist():
             self._count(env, stop - known)

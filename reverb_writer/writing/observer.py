@@ -24,12 +24,13 @@ from reverb_writer.nests import common_length, named_leaves, rows
 from reverb_writer.rows import LAST
 from reverb_writer.transport import process_hooks
 from reverb_writer.writing.observer_life import ObserverLife
-from reverb_writer.writing.ring import Reset
+from reverb_writer.writing.ring import Reset, StepRing, steps_of
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.step_kinds import Boundary, EnvIds
+from reverb_writer.writing.step_kinds import Boundary, Ends, EnvIds, Row, env_ends
 
 _LOG = logging.getLogger(__package__)
 
+_LAST = np.uint8(LAST)
 _UNMARKED_STEPS, _UNMARKED_WINDOWS = 5_000, 100
 
 
@@ -84,30 +85,12 @@ class Observer(ObserverLife):
             ClosedError: after `close()`, or in a forked child.
             ReverbWriterError: a server refuses earlier items. Nothing changed.
         """
-        env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
-        if self._num_envs is not None:  # before the first step is taken as the structure of all
-            ends = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
-            for name, flags in ends.items():
-                if flags is not None:
-                    env_flags(name, flags, self._num_envs)
-        sender = self._sender or self._start(step)
-        written, _, _, before, _ = sender.ring.head
-        leaves = self._flatten(step, (self._num_before + written) // len(self._all_envs))
-        if self._num_envs is None and end_of_episode is None is terminated is truncated:
-            kind = self._kinds.plain(leaves, before)
-            self._write(sender, leaves, env_ids, kind, (kind & LAST) != 0)
-            return
-        row = self._kinds.row(
-            leaves,
-            before,
-            env_ids,
-            end_of_episode=end_of_episode,
-            terminated=terminated,
-            truncated=truncated,
-            final_observation=final_observation,
-        )
-        self._is_marked = self._is_marked or not (end_of_episode is None is terminated is truncated)
-        self._write(sender, leaves, env_ids, *row)
+        ends: Ends | None = None
+        if not (end_of_episode is None is terminated is truncated):
+            ends = end_of_episode, terminated, truncated, final_observation
+            if self._num_envs is not None:  # before the first step is taken as the structure of all
+                ends = env_ends(self._num_envs, *ends)
+        self._take(step, env_mask, None, ends)
 
     def write_row(self, step: Any, kinds: Any, env_mask: Any = None) -> None:
         """Write a row of a known kind; with `num_envs`, one row of each environment or of some.
@@ -122,44 +105,53 @@ class Observer(ObserverLife):
         Raises:
             The errors of a call. Nothing changed.
         """
-        env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
-        sender = self._sender or self._start(step)
-        leaves = self._flatten(step, (self._num_before + sender.ring.head[0]) // len(self._all_envs))
-        self._is_marked = True
-        self._write(sender, leaves, env_ids, kinds, (kinds & LAST) != 0)
+        if self._num_envs is None:
+            known = kinds, kinds & LAST != 0
+        else:
+            kinds = np.array(kinds, np.uint8)
+            is_last = kinds & _LAST
+            known = kinds, is_last != 0 if np.count_nonzero(is_last) else None
+        self._take(step, env_mask, known, None)
 
     def _env_ids(self, env_mask: Any) -> EnvIds:
         self._need_envs("env_mask")
         return np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
 
-    def _write(
-        self,
-        sender: Sender,
-        leaves: Sequence[Any],
-        env_ids: EnvIds,
-        kind: Any,
-        is_last: Any,
-        boundary: Boundary | None = None,
-        num_unknown: int = 0,
-    ) -> None:
-        """Wait for room, and write a row, or the rows of some environments; the arguments are those of `Row`."""
-        ring = sender.ring
-        written, num_steps, _, _, num_items = ring.head
+    def _take(self, step: Any, env_mask: Any, known: tuple[Any, Any] | None, ends: Ends | None) -> None:
+        """Find the kind of a row, or of the rows of N environments, wait for room, and write it.
+
+        `step` and `env_mask` are those of a call. `known` is the kind and whether the windows end with the row, if the
+        caller knows it. `ends` is what the caller says of an end, if anything.
+        """
+        env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
+        sender = self._sender or self._start(step)
+        ring, kinds = sender.ring, self._kinds
+        written, num_steps, _, before, num_items = ring.head
+        leaves = self._fitting(step)
+        if leaves is None:
+            leaves = self._convert(step, (self._num_before + written) // (self._num_envs or 1))
+        if ends is not None:
+            row, self._is_marked = kinds.row(leaves, before, env_ids, ends), True
+        elif known is not None:
+            row, self._is_marked = kinds.known(*known, leaves), True
+        else:
+            row = kinds.plain(leaves, before, env_ids)
         if get_ident() != self._thread:
-            self._change_thread(int(np.max(num_steps)))
+            self._change_thread(ring)
         if written >= ring.granted or num_items >= ring.granted_items:
             self._wait_for_room(sender)
-        state = self._kinds.state(kind, leaves)
-        if self._num_envs is None:
-            ring.write(leaves, kind, state, boundary, last=is_last)
-        else:
-            ring.write_envs(leaves, kind, state, env_ids, boundary, last=is_last)
-        if (due := ring.due()) is not None and due != self._woken_for:
+        due = ring.write(leaves, row) if self._num_envs is None else ring.write_envs(leaves, row, env_ids)
+        if due is not None and due != self._woken_for:
             self._wake(sender, due)
-        if num_unknown:
-            self._note_unknown(num_unknown)
+        if self._max_steps is not None or row.num_unknown:
+            self._note_end(steps_of(num_steps), env_ids, row)
+
+    def _note_end(self, before: Any, env_ids: EnvIds, row: Row) -> None:
+        """Look at a written row, before which the episode had `before` steps: is its end unknown, or too late?"""
+        if row.num_unknown:
+            self._note_unknown(row.num_unknown)
         if self._max_steps is not None:
-            self._check_length(num_steps, self._max_steps, env_ids, boundary)
+            self._check_length(before, self._max_steps, env_ids, row.boundary)
 
     def _check_length(self, before: Any, max_steps: int, env_ids: EnvIds, boundary: Boundary | None) -> None:
         """Raise or log if an episode has become too long; `before` is the number of its steps before this call."""
@@ -191,7 +183,7 @@ class Observer(ObserverLife):
         self._woken_for = due  # after the post, because an interrupt may come between
         if self._is_marked:
             return
-        num_steps = int(np.max(sender.ring.head[1]))
+        num_steps = int(np.max(sender.ring.num_steps()))
         if num_steps < max(_UNMARKED_STEPS, _UNMARKED_WINDOWS * self._target.length):
             return
         if not self._unmarked_steps:
@@ -203,8 +195,9 @@ class Observer(ObserverLife):
             )
         self._unmarked_steps = num_steps
 
-    def _change_thread(self, num_steps: int) -> None:
+    def _change_thread(self, ring: StepRing) -> None:
         """Take steps of the calling thread from now on."""
+        num_steps = int(np.max(ring.num_steps()))
         if num_steps and self._thread is not None and not self._spans_episodes:
             self._check(self._sender)  # a forked child gets this error instead
             raise SpecError(
@@ -252,7 +245,7 @@ class Observer(ObserverLife):
         ring, num_steps, at = sender.ring, len(leaves[0]), 0
         is_last = np.zeros(num_steps, bool) if kinds is None else (kinds & LAST) != 0
         if get_ident() != self._thread:
-            self._change_thread(ring.head[1])
+            self._change_thread(ring)
         while at < num_steps:
             before = ring.head[3]
             if ring.free_steps() <= 0:
@@ -265,7 +258,7 @@ class Observer(ObserverLife):
             of_block = self._kinds.block(columns, before) if kinds is None else kinds[at : at + count]
             at += count
             state = self._kinds.state(int(of_block[-1]), [column[-1] for column in columns])
-            ring.write_block(columns, of_block, state, last=bool(is_last[at - 1]))
+            ring.write_block(columns, of_block, state, is_last[at - 1])
             if (due := ring.due()) is not None and due != self._woken_for:
                 self._wake(sender, due)
         return at
@@ -314,8 +307,7 @@ class Observer(ObserverLife):
         try:
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps), kinds[:-1])
             last = tree.map_structure(lambda leaf: leaf[-1], steps)
-            sender = self._sender or self._start(last)
-            self._write(sender, self._flatten(last, num_steps - 1), self._all_envs, int(kinds[-1]), is_last=True)
+            self._take(last, None, (int(kinds[-1]), True), None)
         except BaseException:
             if self._sender is not None and not process_hooks.is_forked() and self._sender.ring.head[0] != written:
                 self._mark(self._sender, Reset([0], discard=True))
@@ -353,7 +345,7 @@ class Observer(ObserverLife):
         sender = self._sender
         if sender is None:
             return
-        _, num_steps, *_ = sender.ring.head
+        num_steps = sender.ring.num_steps()
         self._thread = get_ident()
         if not np.any(num_steps):
             return

@@ -95,7 +95,7 @@ class ObserverLife(StreamLife):
             num_envs=self._num_envs,
         )
         sender = self._launch(connection, source)
-        self._flatten, self._kinds = structure.flatten, kinds
+        self._fitting, self._convert, self._kinds = structure.fitting, structure.convert, kinds
         self._is_marked = self._is_marked or kinds.marks_ends
         self._num_before = self._last_stats.steps
         self._structure, self._woken_for, self._sender = structure, None, sender

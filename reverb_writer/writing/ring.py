@@ -19,9 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.writing.step_kinds import START, Boundary, Kinds
+from reverb_writer.writing.step_kinds import START, Kinds, Row
 from reverb_writer.writing.window_target import WindowTarget
 
+ENDS = 32
+"""A bit beside the kind of a row in the ring: the windows of the episode end with the row, even if it is not LAST."""
+
+_ENDS = np.uint8(ENDS)
 _MAX_ROWS = 1024
 _MIN_ROWS = 4
 _FIRST_ROWS = 64  # of an environment, before the size of its strings is known
@@ -44,6 +48,50 @@ def ring_rows(row_bytes: float, num_envs: int, chunk_length: int, max_bytes: int
     return max(min(wanted, int(max_bytes // max(row_bytes, 1))), _MIN_ROWS * num_envs)
 
 
+def steps_of(num_steps: Any) -> Any:
+    """Return the steps in `head`, an integer or an array [N]."""
+    if isinstance(num_steps, int):
+        return num_steps
+    calls, begun = num_steps
+    return calls - begun
+
+
+class _ItemsOfAll:
+    """Counts the items that a step of all N environments completes.
+
+    `calls` counts steps of all environments, and `begun` [N] is `calls` less the steps of each open episode. So such a
+    step changes one integer, and an array only changes when an episode ends. What follows from the array is kept.
+    """
+
+    def __init__(self, target: WindowTarget) -> None:
+        """Set the target."""
+        self._length, self._stride, self._num_tables = target.length, target.spec.stride_length, target.num_tables
+        self._begun: Any = None
+        self._first = self._latest = 0
+        self._phases: Any = None
+        self._per_phase: list[int] | None = None
+
+    def completed(self, calls: int, begun: Any) -> int:
+        """Return the items that the step with which there are `calls` completes."""
+        if begun is not self._begun:
+            self._first, self._latest = int(begun.min()), int(begun.max())
+            self._phases = self._per_phase = None
+            self._begun = begun
+        upto = calls - self._length  # an episode that began here has its first window now
+        if upto < self._first:
+            return 0
+        if upto < self._latest and self._stride == 1:
+            return int(np.count_nonzero(begun <= upto)) * self._num_tables
+        phase = upto % self._stride
+        if self._phases is None:
+            self._phases = begun % self._stride
+        if upto < self._latest:
+            return int(np.count_nonzero((begun <= upto) & (self._phases == phase))) * self._num_tables
+        if self._per_phase is None:
+            self._per_phase = np.bincount(self._phases, minlength=self._stride).tolist()
+        return self._per_phase[phase] * self._num_tables
+
+
 class StepRing:
     """Rows of steps. The observer's thread calls `write...` and `mark`; the sender's thread calls the rest.
 
@@ -52,15 +100,14 @@ class StepRing:
         capacity: most rows that may be held, less than `size` if strings are long. Only the sender assigns it.
         num_envs: number of environments, 1 also for steps without a batch dimension.
         columns: arrays [size, ...], one per leaf.
-        kinds: the kind of each row, uint8 [size].
-        last: whether an episode ends with each row, [size].
+        kinds: the kind of each row, and `ENDS` if the windows of its episode end with it, uint8 [size].
         envs: number of the environment of each row, [size].
         marks: by number, each mark and the row before which it stands; the sender removes them.
         rows_per_call: most rows that one call writes.
         head: progress of the observer, assigned only by it: the rows written so far; the steps of the open episode, or
-            of the stream if windows span episodes, an integer or an array [N] that is never changed in place; the
-            marks written so far; the state after the last row (`step_kinds`), an integer or an array [N]; and the items
-            completed so far.
+            of the stream if windows span episodes, an integer, or for N environments a pair (calls, begun) of which
+            `num_steps` makes the steps; the marks written so far; the state after the last row (`step_kinds`), an
+            integer or an array [N]; and the items completed so far. Arrays are never changed in place.
         granted, granted_items: a call may be written while fewer rows are written and fewer items complete; it is not
             split. Only the sender assigns them.
         wake_after: rows and items after which a call wakes the sender. Only the sender assigns it.
@@ -84,43 +131,48 @@ class StepRing:
         self._strings = [column for column in self.columns if column.dtype.hasobject]
         self.capacity = min(size, _FIRST_ROWS * self.num_envs) if self._strings else size
         self._max_bytes, self._most_row_bytes, self._released = max_bytes, 1.0, 0
-        self._flags, self._kinds = bytearray(size), bytearray(size)  # their memory: one element is set faster here
-        self.last, self.kinds = np.frombuffer(self._flags, np.bool_), np.frombuffer(self._kinds, np.uint8)
-        self.envs = np.zeros(size, np.int32)
+        self._kinds = bytearray(size)  # the memory of `kinds`: one element is set faster here
+        self.kinds = np.frombuffer(self._kinds, np.uint8)
+        self.envs = np.zeros(size, np.intp)
         self.marks: dict[int, tuple[int, Reset | float]] = {}
         self.head: tuple[int, Any, int, Any, int] = (0, 0, 0, START, 0)
         if num_envs is not None:
-            self.head = 0, np.zeros(num_envs, np.int64), 0, np.full(num_envs, START, np.uint8), 0
+            self.head = 0, (0, np.zeros(num_envs, np.int64)), 0, np.full(num_envs, START, np.uint8), 0
         self.granted = self.granted_items = 0
         self.wake_after: tuple[float, float] = (-1, -1)
         self._target, self._spans_episodes = target, target.spans_episodes
+        self._length, self._stride, self._num_tables = target.length, target.spec.stride_length, target.num_tables
+        self._items_of_all = _ItemsOfAll(target)
 
     # ------------------------------------------------------------------------------------------ the observer's side
 
-    def write(
-        self, leaves: Sequence[Any], kind: int, state: int, boundary: Boundary | None = None, *, last: bool
-    ) -> None:
-        """Write a row of the only environment, and its boundary row; `last`: whether the episode ends with the row."""
+    def write(self, leaves: Sequence[Any], of_row: Row) -> tuple[float, float] | None:
+        """Write a row of the only environment, and its boundary row if it has one. Return `due()`."""
+        kind, state, last, boundary, _ = of_row
         written, num_steps, num_marks, _, num_items = self.head
         row = written % self.size
         for column, leaf in zip(self.columns, leaves):  # noqa: B905  # equal in number, and the hottest line
             column[row] = leaf
-        self._kinds[row], self._flags[row] = kind, last
-        count, steps = 1, num_steps + 1
-        num_items += self._target.completed_by(steps)
+        self._kinds[row] = kind | ENDS if last else kind
+        written, steps = written + 1, num_steps + 1
+        if steps >= self._length and not (steps - self._length) % self._stride:  # `completed_by`, without a call
+            num_items += self._num_tables
         if boundary is not None:
-            last_row = (written + 1) % self.size
+            row = written % self.size
             for column, leaf in zip(self.columns, boundary.leaves, strict=True):
-                column[last_row] = leaf
-            self._kinds[last_row], self._flags[last_row] = state, last = boundary.kind, True
-            count, steps = 2, num_steps + 2
+                column[row] = leaf
+            state, last = boundary.kind, True
+            self._kinds[row] = state | ENDS
+            written, steps = written + 1, steps + 1
             num_items += self._target.completed_by(steps)
         if last and not self._spans_episodes:
             num_items += self._target.completed_by_end(steps)
             steps = 0
-        self.head = written + count, steps, num_marks, state, num_items
+        self.head = written, steps, num_marks, state, num_items
+        wake_after = self.wake_after  # as in `due`
+        return wake_after if written > wake_after[0] or num_items > wake_after[1] else None
 
-    def write_block(self, columns: Sequence[Any], kinds: Kinds, state: int, *, last: bool = False) -> None:
+    def write_block(self, columns: Sequence[Any], kinds: Kinds, state: int, last: Any) -> None:
         """Write rows of the only environment, at most `size`; `last`: whether the episode ends with the last one."""
         written, num_steps, num_marks, _, num_items = self.head
         num_rows = len(kinds)
@@ -128,8 +180,8 @@ class StepRing:
         for own, column in zip(self.columns, columns, strict=True):
             own[rows] = column[:num_rows]
         self.kinds[rows] = kinds
-        self.last[rows] = False
-        self._flags[(written + num_rows - 1) % self.size] = last
+        if last:
+            self._kinds[(written + num_rows - 1) % self.size] |= ENDS
         steps = num_steps + num_rows
         num_items += self._target.num_items(steps) - self._target.num_items(num_steps)
         if last and not self._spans_episodes:
@@ -138,41 +190,54 @@ class StepRing:
         self.head = written + num_rows, steps, num_marks, state, num_items
 
     def write_envs(
-        self,
-        leaves: Sequence[Any],
-        kinds: Kinds,
-        states: Kinds,
-        env_ids: npt.NDArray[np.integer[Any]],
-        boundary: Boundary | None = None,
-        *,
-        last: npt.NDArray[np.bool_],
-    ) -> None:
-        """Write a row of each environment in `env_ids`, then the boundary rows.
+        self, leaves: Sequence[Any], of_rows: Row, env_ids: npt.NDArray[np.integer[Any]]
+    ) -> tuple[float, float] | None:
+        """Write a row of each environment in `env_ids`, then the boundary rows. Return `due()`.
 
-        Leaves [N, ...], kinds, states and `last` [N] are of all environments.
+        Leaves [N, ...], kinds, states and `is_last` [N] are of all environments. The ring keeps the array of states.
         """
-        written, counts, num_marks, before, num_items = self.head
-        counts, after = counts.copy(), np.array(states, np.uint8)
-        if len(env_ids) != len(counts):
-            after = before.copy()
-            after[env_ids] = states[env_ids]
-        parts = [(leaves, kinds, env_ids, last)]
+        kinds, states, last, boundary, _ = of_rows
+        written, (calls, begun), num_marks, before, num_items = self.head
+        if last is not None:
+            kinds = kinds | last * _ENDS
+        if len(env_ids) == self.num_envs:
+            self._put(written, leaves, kinds, env_ids)
+            calls += 1
+            num_items += self._items_of_all.completed(calls, begun)
+        else:
+            begun, of_all, states = begun.copy(), states, before.copy()
+            self._put(written, [leaf[env_ids] for leaf in leaves], kinds[env_ids], env_ids)
+            states[env_ids] = of_all[env_ids]
+            begun[env_ids] -= 1
+            num_items += self._target.completed_by_each(calls - begun[env_ids])
+        written += len(env_ids)
+        if last is not None and len(ended := env_ids[last[env_ids]]):
+            begun, num_items = self._end(calls, begun, ended, num_items)
         if boundary is not None and boundary.env_ids is not None:
-            parts.append((boundary.leaves, boundary.kind, boundary.env_ids, np.ones(len(counts), bool)))
-            after[boundary.env_ids] = boundary.kind[boundary.env_ids]
-        for of_leaves, of_kinds, ids, is_last in parts:
-            rows = self.rows(written, written + len(ids))
-            is_all = len(ids) == len(counts)
-            for column, leaf in zip(self.columns, of_leaves):  # noqa: B905  # as above
-                column[rows] = leaf if is_all else leaf[ids]
-            self.kinds[rows], self.last[rows], self.envs[rows] = of_kinds[ids], is_last[ids], ids
-            counts[ids] += 1
-            num_items += self._target.completed_by_each(counts[ids])
-            if not self._spans_episodes and len(ended := ids[is_last[ids]]):
-                num_items += sum(map(self._target.completed_by_end, counts[ended].tolist()))
-                counts[ended] = 0
-            written += len(ids)
-        self.head = written, counts, num_marks, after, num_items
+            ids = boundary.env_ids
+            self._put(written, [leaf[ids] for leaf in boundary.leaves], boundary.kind[ids] | _ENDS, ids)
+            written, begun, states = written + len(ids), begun.copy(), np.array(states, np.uint8)
+            states[ids] = boundary.kind[ids]
+            begun[ids] -= 1
+            num_items += self._target.completed_by_each(calls - begun[ids])
+            begun, num_items = self._end(calls, begun, ids, num_items)
+        self.head = written, (calls, begun), num_marks, states, num_items
+        return self.due()
+
+    def _put(self, start: int, leaves: Sequence[Any], kinds: Any, env_ids: npt.NDArray[Any]) -> None:
+        """Write the rows of these environments from `start` on."""
+        rows = self.rows(start, start + len(env_ids))
+        for column, leaf in zip(self.columns, leaves):  # noqa: B905  # as above
+            column[rows] = leaf
+        self.kinds[rows], self.envs[rows] = kinds, env_ids
+
+    def _end(self, calls: int, begun: Any, ended: npt.NDArray[Any], num_items: int) -> tuple[Any, int]:
+        """Return `begun` and the items after episodes have ended."""
+        if self._spans_episodes:
+            return begun, num_items
+        counts, begun = calls - begun[ended], begun.copy()
+        begun[ended] = calls
+        return begun, num_items + sum(map(self._target.completed_by_end, counts.tolist()))
 
     def mark(self, mark: Reset | float) -> None:
         """Write a mark; the next mark overwrites it if an interrupt comes before `head` is assigned.
@@ -184,14 +249,20 @@ class StepRing:
         if isinstance(mark, Reset):
             ended = list(dict.fromkeys(mark.env_ids))
             if not mark.discard:
-                counts = [num_steps] if isinstance(num_steps, int) else num_steps[ended].tolist()
+                counts = np.atleast_1d(self.num_steps())[ended].tolist()
                 num_items += sum(self._target.completed_by_end(count, align=True) for count in counts)
             if isinstance(num_steps, int):
                 num_steps, state = 0, START
             else:
-                num_steps, state = num_steps.copy(), state.copy()
-                num_steps[ended], state[ended] = 0, START
+                (calls, begun), state = num_steps, state.copy()
+                begun = begun.copy()
+                begun[ended], state[ended] = calls, START
+                num_steps = calls, begun
         self.head = (written, num_steps, num_marks + 1, state, num_items)
+
+    def num_steps(self) -> Any:
+        """Return the steps of the open episode, or of the stream if windows span episodes: an integer or [N]."""
+        return steps_of(self.head[1])
 
     def free_steps(self) -> int:
         """Return how many steps of the only environment may be written at once; not positive for none."""
@@ -229,6 +300,11 @@ class StepRing:
         """Return the numbers of rows and of items for which there is room; a call is granted if both are positive."""
         written, _, _, _, num_items = self.head
         return self.granted - written, self.granted_items - num_items
+
+    def ends(self, rows: Any) -> npt.NDArray[np.bool_]:
+        """Return whether the windows of an episode end with each of these rows; `rows` is an index."""
+        ends: npt.NDArray[np.bool_] = (self.kinds[rows] & _ENDS) != 0
+        return ends
 
     def rows(self, start: int, stop: int) -> Any:
         """Return an index for the rows `start` to `stop`: a slice, unless they cross the end of the ring."""

@@ -19,9 +19,9 @@ Flags and kinds are Python numbers for one environment, and arrays [N] for N. Th
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,16 @@ from reverb_writer.nests import fields_of, join_paths
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL, LastRow
 from reverb_writer.rows.layouts import STEP_FIRST, STEP_LAST, ambiguous, layout_of
-from reverb_writer.steps import StepStructure
+from reverb_writer.steps import MID, StepStructure
 
 Kinds = npt.NDArray[np.uint8]
 EnvIds = npt.NDArray[np.integer[Any]]
 
+Ends: TypeAlias = tuple[Any, Any, Any, Any]
+"""What a caller says of the end of an episode: `end_of_episode`, `terminated`, `truncated`, `final_observation`."""
+
 ZERO_DISCOUNT = 32
 """A bit of the state only: the discount of the row before is 0."""
-
-_MAX_KNOWN = 256
 
 START = LAST
 """The state before the first row of a stream."""
@@ -55,12 +56,17 @@ class Boundary(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The kind of a row, or of the rows of N environments."""
+    """The kind of a row, or of the rows of N environments; arrays are never changed in place."""
 
     kind: Any  # or [N]
-    is_last: Any  # whether the windows of the episode end here, or [N]
+    state: Any  # after the row, or [N]
+    is_last: Any  # whether the windows of the episode end here, or [N]; None if no episode of N ends
     boundary: Boundary | None = None
     num_unknown: int = 0  # ends that do not show whether the environment ended the episode
+
+
+_FOLLOWING = np.array([ACTION | FIRST if state & LAST else ACTION for state in range(2 * ZERO_DISCOUNT)], np.uint8)
+"""The kind of a row with an action whose leaves do not show whether it is the first, by the state before."""
 
 
 class StepKinds:
@@ -77,7 +83,6 @@ class StepKinds:
             StructureError: a flag that marks ends is no scalar.
         """
         self._structure, self._last_row, self._num_envs = structure, last_row, structure.batch_size
-        self._any: Any = bool if self._num_envs is None else np.any
         self._never: Any = False if self._num_envs is None else np.zeros(self._num_envs, bool)
         types = dict(zip(structure.paths, zip(structure.dtypes, structure.shapes, strict=True), strict=True))
         scalars = [path for path, (dtype, shape) in types.items() if shape in ((), (1,)) and dtype.kind in "biuf"]
@@ -100,91 +105,122 @@ class StepKinds:
         self._at = {path: index for index, path in enumerate(structure.paths)}
         self._of_observation = [at for path, at in self._at.items() if path.split("/")[0] == "observation"]
         self._observation: StepStructure | None = None
-        self._told_by = [self._at[path] for path in (*self._last, self._first, self._terminal, self._truncated) if path]
-        self._known: dict[Any, int] = {}  # kinds of rows, by the state before and the flags
+        is_state = self._last_row == "boundary" if not self.marks_ends else not self._has_action
+        self._state_discount = self._discount if is_state else None
+        told_by = {path for path in (*self._last, self._first, self._terminal, self._truncated) if path}
+        self._is_told = bool(self._last or self._first)
+        self._type_at = self._at["step_type"] if "step_type" in told_by else None
+        keyed_by = {*told_by, self._discount} if self._is_told else {self._state_discount}
+        self._flags_at = [self._at[path] for path in keyed_by if path not in (None, "step_type")]
+        self._by_key: dict[int, Row] = {}  # rows of one environment, by the flags and the state before
+        self._by_state: dict[tuple[int, bool], Row] = {}
+        # The rows of one environment by the state before, if no leaf has a part in their kinds.
+        self._following: list[Row] | None = None
+        if self._num_envs is None and not self._is_told and self._state_discount is None:
+            self._following = [Row(kind, kind, is_last=False) for kind in _FOLLOWING.tolist()]
+        self._unchanged: Row | None = None  # a row of N environments whose state the next row repeats
 
-    def plain(self, leaves: Sequence[Any], before: int) -> int:
-        """Return the kind of a row of one environment of which the caller says nothing; errors as in `row`."""
-        if not self.marks_ends and self._first is None:
-            return ACTION | FIRST if before & LAST else ACTION
-        try:
-            key = before, *[leaves[at] for at in self._told_by]
-            return self._known[key]
-        except (KeyError, TypeError):  # an array cannot be a key
-            pass
-        if self._ambiguous is not None:
-            raise ambiguous(self._ambiguous)
-        kind: int = self._told(leaves, before) if self.marks_ends else ACTION | FIRST * self._begins(leaves, before)
-        if not (self._has_action and self._discount is not None) and len(self._known) < _MAX_KNOWN:
-            with contextlib.suppress(TypeError):
-                self._known[key] = kind
-        return kind
+    def known(self, kind: Any, is_last: Any, leaves: Sequence[Any]) -> Row:
+        """Return the row of this kind."""
+        state = self.state(kind, leaves)
+        if self._num_envs is not None:
+            return Row(kind, state, is_last)
+        row = self._by_state.get((state, is_last))
+        if row is None:
+            row = self._by_state[state, is_last] = Row(kind, state, is_last)
+        return row
+
+    def plain(self, leaves: Sequence[Any], before: Any, env_ids: Any = ...) -> Row:
+        """Return the row of which the caller says nothing; arguments and errors are those of `row`."""
+        key: int = before
+        if self._following is not None:
+            return self._following[key]
+        if self._num_envs is not None:
+            return self._plain_envs(leaves, before, env_ids)
+        if self._type_at is not None:
+            value = leaves[self._type_at]
+            number = value.item() if type(value) is np.ndarray else int(value)
+            key = 3 * key + (number if STEP_FIRST <= number <= STEP_LAST else MID)
+        for at in self._flags_at:
+            key = 2 * key + (not leaves[at])
+        row = self._by_key.get(key)
+        if row is None:  # at most some hundred keys, because all of their parts have few values
+            kind = self._told(leaves, before, env_ids) if self._is_told else int(_FOLLOWING[before])
+            row = self._by_key[key] = self.known(kind, (kind & LAST) != 0, leaves)
+        return row
+
+    def _plain_envs(self, leaves: Sequence[Any], before: Any, env_ids: Any) -> Row:
+        if self._is_told:
+            kind = self._told(leaves, before, env_ids)
+            is_last = (kind & LAST) != 0
+            return Row(kind, self.state(kind, leaves), is_last if np.count_nonzero(is_last) else None)
+        if self._unchanged is not None and before is self._unchanged.state:
+            return self._unchanged
+        kind = _FOLLOWING.take(before)
+        row = Row(kind, self.state(kind, leaves), None)
+        if row.state is kind and kind.tobytes() == before.tobytes():
+            self._unchanged = row
+        return row
 
     def row(
         self,
         leaves: Sequence[Any],
         before: Any,
         env_ids: EnvIds,
-        *,
-        end_of_episode: Any,
-        terminated: Any,
-        truncated: Any,
-        final_observation: Any,
+        ends: Ends,
     ) -> Row:
         """Return the kind of a row, and its boundary row if it has one. Errors change nothing.
 
-        `before` is the state after the row before. With N environments, only those in `env_ids` have a row; the kinds
-        of the others have no meaning.
+        `before` is the state after the row before. With N environments, the flags of `ends` are results of
+        `env_ends`, and only the environments in `env_ids` have a row; the kinds of the others have no meaning.
         """
-        if self._ambiguous is not None:
-            raise ambiguous(self._ambiguous)
+        end_of_episode, terminated, truncated, final_observation = ends
+        row = self.plain(leaves, before, env_ids)
         if self.marks_ends:
             if terminated is not None or truncated is not None:
                 raise StructureError(
                     f"the steps mark their ends themselves, by {join_paths(self._last)}. Leave out `terminated` and "
                     "`truncated`; or leave these leaves out of the steps, and the observer writes the boundary row."
                 )
-            kind = self._told(leaves, before, env_ids)
-            own_end = end_of_episode is None
-            return Row(kind, (kind & LAST) != 0 if own_end else self._flags("end_of_episode", end_of_episode, env_ids))
-        kind = ACTION | FIRST * self._begins(leaves, before)
-        if terminated is None and truncated is None:
-            is_last = self._flags("end_of_episode", end_of_episode, env_ids)
-            return self._unmarked_end(leaves, kind, before, is_last) if self._any(is_last) else Row(kind, is_last)
-        if end_of_episode is not None:
+            return row if end_of_episode is None else row._replace(is_last=self._flags(end_of_episode, env_ids))
+        if end_of_episode is not None and not (terminated is None is truncated):
             raise SpecError("`end_of_episode` repeats `terminated` and `truncated`: leave it out.")
-        is_terminal = self._flags("terminated", terminated, env_ids)
-        is_last = is_terminal | self._flags("truncated", truncated, env_ids)
-        if not self._any(is_last):
-            return Row(kind, is_last)
+        if self._num_envs is None:
+            has_end = terminated or truncated or end_of_episode
+        else:
+            has_end = self._any(terminated) or self._any(truncated) or self._any(end_of_episode)
+        if not has_end:
+            return row
+        if end_of_episode is not None:
+            return self._unmarked_end(leaves, row.kind, before, self._flags(end_of_episode, env_ids))
+        is_terminal = self._flags(terminated, env_ids)
+        is_last = is_terminal | self._flags(truncated, env_ids)
         has_boundary = is_terminal if final_observation is None else is_last
         ends_here = is_last > has_boundary
-        kind = kind | LAST * ends_here
+        kind = row.kind | LAST * ends_here
+        state = self.state(kind, leaves)
         if not self._any(has_boundary):
-            return Row(kind, ends_here)
+            return Row(kind, state, ends_here)
         of_envs = None if self._num_envs is None else has_boundary.nonzero()[0]
         final = self._final_leaves(leaves, final_observation)
-        return Row(kind, ends_here, Boundary(final, LAST | TERMINAL * is_terminal, of_envs))
+        return Row(kind, state, ends_here, Boundary(final, LAST | TERMINAL * is_terminal, of_envs))
 
     def block(self, columns: Sequence[npt.NDArray[Any]], before: int) -> Kinds:
         """Return the kinds [T] of rows of one environment, columns [T, ...], that `extend` writes."""
         kinds = np.full(len(columns[0]), ACTION, np.uint8)
-        if not self.marks_ends and self._first is None:
-            kinds[0] |= FIRST * self._begins((), before)
+        if not self._is_told:
+            kinds[0] = _FOLLOWING[before]
             return kinds
         for number in range(len(kinds)):
-            leaves = [column[number] for column in columns]
-            kinds[number] = kind = self.plain(leaves, before)
-            before = self.state(kind, leaves)
+            row = self.plain([column[number] for column in columns], before)
+            kinds[number], before = row.kind, row.state
         return kinds
 
     def state(self, kind: Any, leaves: Sequence[Any]) -> Any:
         """Return the state after a row."""
-        if self._discount is None:
+        if self._state_discount is None:
             return kind
-        if self._num_envs is None:
-            return kind if leaves[self._at[self._discount]] else kind | ZERO_DISCOUNT
-        return kind | ZERO_DISCOUNT * (self._value(self._discount, leaves) == 0)
+        return kind | ZERO_DISCOUNT * (self._value(self._state_discount, leaves) == 0)
 
     # ------------------------------------------------------------------------------------------------ what is inside
 
@@ -194,14 +230,19 @@ class StepKinds:
             return np.asarray(leaf).reshape(self._num_envs)
         return leaf.item() if hasattr(leaf, "item") else np.asarray(leaf).item()  # TensorFlow's have no `item`
 
-    def _flags(self, name: str, given: Any, env_ids: EnvIds) -> Any:
+    def _any(self, given: Any) -> bool:
+        """Return whether a flag of the caller is set, in any environment."""
+        if self._num_envs is None or given is None:
+            return bool(given)
+        return bool(np.count_nonzero(given))
+
+    def _flags(self, given: Any, env_ids: EnvIds) -> Any:
         """Return flags of the caller, False in environments without a row."""
         if given is None:
             return self._never
         if self._num_envs is None:
             return bool(given)
-        flags = env_flags(name, given, self._num_envs)
-        return flags if len(env_ids) == self._num_envs else flags & np.isin(np.arange(self._num_envs), env_ids)
+        return given if len(env_ids) == self._num_envs else given & np.isin(np.arange(self._num_envs), env_ids)
 
     def _begins(self, leaves: Sequence[Any], before: Any) -> Any:
         if self._first is None:
@@ -209,15 +250,18 @@ class StepKinds:
         value = self._value(self._first, leaves)
         return value == STEP_FIRST if self._first == "step_type" else value != 0
 
-    def _told(self, leaves: Sequence[Any], before: Any, env_ids: Any = ...) -> Any:
+    def _told(self, leaves: Sequence[Any], before: Any, env_ids: Any) -> Any:
         """Return the kind of a row whose own leaves say what it is."""
+        if self._ambiguous is not None:
+            raise ambiguous(self._ambiguous)
         is_last = self._never
         for path in self._last:
             value = self._value(path, leaves)
             is_last = is_last | (value == STEP_LAST if path == "step_type" else value != 0)
         if self._terminal is not None:
             is_terminal = self._value(self._terminal, leaves) != 0
-            if self._any(is_terminal > is_last) and (self._num_envs is None or (is_terminal > is_last)[env_ids].any()):
+            wrong = is_terminal > is_last
+            if self._any(wrong) and (self._num_envs is None or wrong[env_ids].any()):
                 raise StructureError(
                     f"`{self._terminal}` is set on a row that {join_paths(self._last)} does not show as a last row. "
                     "Set both on the same row: the row of the final observation, or the row of the last action "
@@ -248,7 +292,15 @@ class StepKinds:
                     "final_observation=next_observation)`. If the steps end with a row of their own for the final "
                     "observation, pass `last_row='boundary'` to the observer, and `last_row='action'` if they do not."
                 )
-        return Row(kind | LAST * is_last | TERMINAL * is_terminal, is_last, None, num_unknown)
+        kind = kind | LAST * is_last | TERMINAL * is_terminal
+        return Row(kind, self.state(kind, leaves), is_last, None, num_unknown)
+
+    @functools.cached_property
+    def _zeros(self) -> list[Any]:
+        """The leaves of a boundary row without an observation; they are copied and not changed."""
+        batch = () if self._num_envs is None else (self._num_envs,)
+        types = zip(self._structure.dtypes, self._structure.shapes, strict=True)
+        return [zeros(dtype, batch + shape) for dtype, shape in types]
 
     def _final_leaves(self, leaves: Sequence[Any], final_observation: Any) -> list[Any]:
         """Return the leaves of a boundary row: the final observation, and zeros elsewhere."""
@@ -259,8 +311,7 @@ class StepKinds:
                 f"{join_paths(structure.paths)}. Name the observation so, or write the boundary step yourself with "
                 "`is_last` and `is_terminal`."
             )
-        batch = () if self._num_envs is None else (self._num_envs,)
-        found = [zeros(dtype, batch + shape) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
+        found = [*self._zeros]
         final = [leaves[at] for at in self._of_observation]
         if final_observation is not None:
             if self._observation is None:
@@ -271,6 +322,20 @@ class StepKinds:
         for at, leaf in zip(self._of_observation, final, strict=True):
             found[at] = leaf
         return found
+
+
+def env_ends(num_envs: int, end_of_episode: Any, terminated: Any, truncated: Any, final_observation: Any) -> Ends:
+    """Return the arguments of a call with N environments: flags as arrays of bool [N], None where none are given.
+
+    Raises:
+        StructureError: flags have another shape; the error has their name.
+    """
+    return (
+        None if end_of_episode is None else env_flags("end_of_episode", end_of_episode, num_envs),
+        None if terminated is None else env_flags("terminated", terminated, num_envs),
+        None if truncated is None else env_flags("truncated", truncated, num_envs),
+        final_observation,
+    )
 
 
 def _follows_zero(before: Any) -> Any:

@@ -23,7 +23,7 @@ from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.encoders import Encoder
 from reverb_writer.writing.ring import Reset, StepRing
-from reverb_writer.writing.step_kinds import Boundary
+from reverb_writer.writing.step_kinds import Boundary, Row
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
 from reverb_writer.writing.window_target import WindowTarget
@@ -235,11 +235,11 @@ class Writer:
         leaves = self._rows(0)
         if self.config.num_envs is not None:
             ids = np.array(env_ids, np.int64)
-            self.ring.write_envs(leaves, kinds, kinds, ids, boundary, last=np.array(ends, bool))
+            self.ring.write_envs(leaves, Row(kinds, kinds, np.array(ends, bool), boundary), ids)
         else:
             alone = boundary and Boundary([leaf[0] for leaf in boundary.leaves], int(boundary.kind[0]), None)
             of_row = int(kinds[0])
-            self.ring.write([leaf[0] for leaf in leaves], of_row, of_row, alone, last=ends[0])
+            self.ring.write([leaf[0] for leaf in leaves], Row(of_row, of_row, ends[0], alone))
         for env in env_ids:
             self.oracle.step(env, self._next[env], int(kinds[env]), last=ends[env])
             self._next[env] += 1
@@ -263,7 +263,7 @@ class Writer:
         kinds = np.full(count, ACTION, np.uint8)
         kinds[0] |= FIRST * self._begins[0]
         leaves = [numbers, np.stack([numbers, 2 * numbers], axis=1).astype(np.float64)]
-        self.ring.write_block(leaves, kinds, int(kinds[-1]))
+        self.ring.write_block(leaves, kinds, int(kinds[-1]), last=False)
         for number, kind in zip(numbers.tolist(), kinds.tolist(), strict=True):
             self.oracle.step(0, number, kind, last=False)
         self._next[0] += count

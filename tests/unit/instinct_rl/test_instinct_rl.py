@@ -356,7 +356,7 @@ def test_reading_pickles_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     dataset = RolloutDataset(tmp_path / "data", 1)
     assert [batch.observation.tolist() for batch in dataset] == [[[0]], [[1]]]
     write(tmp_path / "trajectory_1", (0, 1, {"observations": np.zeros((1, 1)), "dones": np.zeros((1, 1))}))
-    assert dataset.open_trajectory(tmp_path / "trajectory_1").load_rows()[1].tolist() == [rows.ACTION]
+    assert dataset.load_trajectory(tmp_path / "trajectory_1", None)[1].tolist() == [rows.ACTION]
     assert not list(scratch.iterdir())
 
 

@@ -15,6 +15,7 @@ from reverb_writer.writing.step_kinds import START, StepKinds
 PLAIN = {"observation": np.float32(0), "action": np.int64(0), "reward": np.float32(0)}
 DISCOUNTED = {**PLAIN, "discount": np.float32(1)}
 ONE = np.array([0])
+WORDS = "end_of_episode", "terminated", "truncated", "final_observation"
 
 
 def kinds_of(steps: Any, calls: Any = None, last_row: Any = None) -> list[list[int]]:
@@ -23,9 +24,8 @@ def kinds_of(steps: Any, calls: Any = None, last_row: Any = None) -> list[list[i
     structure, before, found = StepStructure(steps[0]), START, []
     for step, keywords in zip(steps, calls or [{}] * len(steps), strict=True):
         leaves = structure.flatten(step, 0)
-        words = dict.fromkeys(("end_of_episode", "terminated", "truncated", "final_observation"))
-        row = rule.row(leaves, before, ONE, **{**words, **keywords})
-        before = rule.state(row.kind, leaves)
+        row = rule.row(leaves, before, ONE, tuple(keywords.get(word) for word in WORDS))
+        before = row.state
         found.append([int(row.kind)])
         if row.boundary is not None:
             before = int(row.boundary.kind)
@@ -98,11 +98,10 @@ def test_environments_have_states_of_their_own() -> None:
     stacked = [{name: np.stack([one[name] for one in both]) for name in both[0]} for both in steps]
     structure = StepStructure(stacked[0], batch_size=2)
     rule, before, found = StepKinds(structure, None), np.full(2, START), []
-    words: Any = dict.fromkeys(("end_of_episode", "terminated", "truncated", "final_observation"))
     for step in stacked:
         leaves = structure.flatten(step, 0)
-        row = rule.row(leaves, before, np.arange(2), **words)
-        before = rule.state(row.kind, leaves)
+        row = rule.row(leaves, before, np.arange(2), (None, None, None, None))
+        before = row.state
         found.append(row.kind.tolist())
     assert found == [[3, 3], [2, 2], [12, 4]]
 
@@ -114,10 +113,7 @@ def test_boundary_rows_of_some_environments_hold_their_final_observations() -> N
         structure.flatten(step, 0),
         np.full(3, START),
         np.array([0, 2]),
-        end_of_episode=None,
-        terminated=np.array([True, True, False]),
-        truncated=np.array([False, False, True]),
-        final_observation=np.array([[7.0], [8.0], [9.0]]),
+        (None, np.array([True, True, False]), np.array([False, False, True]), np.array([[7.0], [8.0], [9.0]])),
     )
     assert row.kind[[0, 2]].tolist() == [3, 3]
     assert row.boundary is not None
