@@ -33,8 +33,8 @@ class FirstItem:
         self._can_tell = is_one and self._num_samples < _NUM_SAMPLES
         if is_one and not self._can_tell and samples.table_sizes[-1] > 1:
             _LOG.warning(
-                "table `%s` at %s: the first %d samples are one item of %d, because a table with the sampler 'fifo' "
-                "gives its oldest item until the item is removed. A queue needs `max_times_sampled=1`, as in "
+                "table `%s` at %s: the first %d samples are all one item of %d, because a table with the sampler "
+                "'fifo' gives its oldest item until the item is removed. A queue needs `max_times_sampled=1`, as in "
                 "`rw.TableConfig.queue`; a replay needs another sampler.",
                 self._name,
                 self._address,

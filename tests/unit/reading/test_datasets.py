@@ -163,7 +163,7 @@ def test_first_item_that_is_given_for_ever_is_told_of_once(
             for _ in range(11):
                 last = next(dataset)
     assert len(set(last.info.keys.tolist())) == 1
-    text = f"samples are one item of {num_items}, because a table with the sampler 'fifo'"
+    text = f"samples are all one item of {num_items}, because a table with the sampler 'fifo'"
     assert len([message for message in caplog.messages if text in message]) == num_told
 
 
