@@ -13,8 +13,7 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array, stored_dtype
 from reverb_writer.nests import fields_of, flattener, named_leaves
-from reverb_writer.protocol import messages
-from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
+from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk, encode_one_item, encode_whole_chunks
 from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
 from reverb_writer.transport.in_flight import InsertRequest
 
@@ -158,24 +157,12 @@ def encode_item(
 
     The items are [1, size] bytes, as `encode_items` makes them.
     """
-    chunk = encode_chunk(chunk_key, chunk_key, 0, columns, spec=layout.spec)
-    slices = messages.FlatTrajectory(
-        columns=[
-            messages.FlatTrajectory.Column(
-                chunk_slices=[
-                    messages.FlatTrajectory.ChunkSlice(chunk_key=chunk_key, offset=0, length=len(column), index=index)
-                ],
-                squeeze=squeeze,
-            )
-            for index, (column, squeeze) in enumerate(zip(columns, layout.is_single, strict=True))
-        ]
-    )
-    rows = []
-    for item_key, (table, priority) in enumerate(priorities.items(), key):
-        item = messages.PrioritizedItem(key=item_key, table=table, priority=priority, flat_trajectory=slices)
-        encoded = messages.InsertStreamRequest(items=[item]).SerializeToString()
-        rows.append(np.frombuffer(encoded, np.uint8)[None])
-    return rows, chunk
+    trajectory = encode_whole_chunks(chunk_key, [*map(len, columns)], layout.is_single)
+    rows = [
+        np.frombuffer(encode_one_item(table, item_key, priority, trajectory), np.uint8)[None]
+        for item_key, (table, priority) in enumerate(priorities.items(), key)
+    ]
+    return rows, encode_chunk(chunk_key, chunk_key, 0, columns, spec=layout.spec)
 
 
 def _check_rows(path: str, column: npt.NDArray[Any]) -> None:
