@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.protocol import tensors
-from reverb_writer.protocol.tensors import varint
+from reverb_writer.protocol.tensors import LeafEncoder, varint
 
 KEY_LIMIT = 1 << 63
 """Keys must be below this limit, so that a key is a varint of at most nine bytes."""
@@ -195,21 +195,24 @@ def encode_chunk(
     columns: Sequence[npt.NDArray[Any]],
     spec: bytes = b"",
     kinds: npt.NDArray[np.uint8] | None = None,
+    encoders: Sequence[LeafEncoder] = (),
 ) -> bytes:
     """Encode a chunk of the same steps of all columns [length, ...], as one `chunks` field of an InsertStreamRequest.
 
     `key` is below `KEY_LIMIT`. `episode_id` is unsigned 64-bit; servers count episodes by it. `start` is the index of
     the first step in its episode, < 2**31. The `spec`, a `spec_tensor` or empty, becomes the last tensor and is not
-    counted as data. The `kinds` of the rows, [length], become the tensor before it, if the spec has their mark.
+    counted as data. The `kinds` of the rows, [length], become the tensor before it, if the spec has their mark. With
+    `encoders`, one per column, columns that do not shrink are mostly stored uncompressed.
     """
     parts: list[Any] = []
     size = 0
     hidden = () if kinds is None else (kinds,)
-    for column in (*columns, *hidden):
+    for number, column in enumerate((*columns, *hidden)):
         header, encode_content = tensors.encoder(column.dtype, column.shape)
-        content = encode_content(column)
-        num_bytes = varint(len(content))
-        parts += _DATA_TENSORS, varint(len(header) + len(num_bytes) + len(content)), header, num_bytes, content
+        content = encoders[number].parts(column, encode_content) if encoders else (encode_content(column),)
+        content_bytes = sum(map(len, content))
+        num_bytes = varint(content_bytes)
+        parts += (_DATA_TENSORS, varint(len(header) + len(num_bytes) + content_bytes), header, num_bytes, *content)
         size += column.nbytes
     if spec:
         parts += _DATA_TENSORS, varint(len(spec)), spec
