@@ -33,6 +33,7 @@ MAX_SAMPLE_BYTES = 1 << 30
 """Default limit of the decoded size of a sample, in bytes."""
 
 _MAX_ITEM_CACHES = 4
+_READ_ONCE_BYTES = 8 << 20  # decoded chunks of items that are read once; more would leave the processor's cache
 _ITEMS_SHARE = 4  # the memory limit of row ranges is the limit of decoded chunks divided by this
 
 
@@ -59,13 +60,21 @@ class BatchAssembler:
         num_samples: samples that were added since the last `take`.
     """
 
-    def __init__(self, max_cache_bytes: int, max_sample_bytes: int, *, structure: TableStructure | None = None) -> None:
+    def __init__(
+        self,
+        max_cache_bytes: int,
+        max_sample_bytes: int,
+        *,
+        structure: TableStructure | None = None,
+        reads_once: bool = False,
+    ) -> None:
         """Create an assembler without samples.
 
         `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; row ranges of
         items take a quarter more. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
         needs. `structure` checks each item, and foreign items are left out. With None, items may have any forms, and
-        `take_each` returns them.
+        `take_each` returns them. If each item is read once (`reads_once`), chunks are forgotten after a batch when they
+        have 8 MiB: later ones get memory that is in use, because new memory costs more than the copy of its content.
         """
         self._memory = ArrayMemory()
         self._part_memory = PartMemory(self._memory)
@@ -73,6 +82,7 @@ class BatchAssembler:
         self.structure = structure
         self._received_at = 0.0  # arrival of the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
+        self._reads_once = reads_once
         self._caches: dict[_CacheKey, ItemCache] = {}
         self._current: ItemCache | None = None  # the cache of the last sample
         self._known: Mapping[int, int] = {}  # items of the current cache
@@ -81,7 +91,7 @@ class BatchAssembler:
     @property
     def cache_bytes(self) -> int:
         """The size of all decoded chunks in the cache."""
-        return sum(one.ring.num_bytes for cache in list(self._caches.values()) for one in cache.partitions)
+        return sum(cache.num_bytes for cache in list(self._caches.values()))
 
     def add(self, samples: Samples) -> list[ReverbWriterError]:
         """Add whole samples, and return an error for each that is left out: an UnsafeDataError or a FormatError."""
@@ -194,6 +204,10 @@ class BatchAssembler:
         self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # numbers of the samples, see `Samples.numbers`
         self._part_memory.begin_next()
         self.num_samples = 0
+        if self._reads_once:
+            for cache in self._caches.values():
+                if cache.num_bytes >= _READ_ONCE_BYTES:
+                    cache.clear()
 
     def _set_aside(self) -> None:
         """Copy the rows that are only in the rings, before a ring evicts chunks or when all samples have arrived."""

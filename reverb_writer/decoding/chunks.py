@@ -240,6 +240,14 @@ class ChunkRing:
             evicted.append(key)
         return evicted
 
+    def clear(self) -> None:
+        """Forget all chunks; the next one is put where the first one was."""
+        for start, stop in self.rows_of.values():
+            self._drop_strings(start, stop)
+        self.rows_of.clear()
+        self._chunks.clear()
+        self._next_row = self.num_bytes = 0
+
     def _row_of_next(self, length: int) -> int:
         """Return the first row of the next chunk: the arrays' start, if the chunk would exceed their end."""
         start = self._next_row % self._capacity

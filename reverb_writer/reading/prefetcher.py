@@ -107,7 +107,9 @@ class Prefetcher:
         self._table = structure.table
         self._transform = options.transform
         self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
-        self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
+        self._assembler = BatchAssembler(
+            options.max_cache_bytes, options.max_sample_bytes, structure=structure, reads_once=mixer.samples_once
+        )
         self._changed, self.woken = mixer.changed, Flag()
         self.too_short: IncompleteError | None = None
         self._failure: Exception | None = None  # has ended the thread

@@ -72,6 +72,7 @@ class Mixer:
 
     Attributes:
         removes_items: whether sampling removes items from the table.
+        samples_once: whether each item is sampled once.
         heard_at: `time.monotonic()` at the last arrival of samples.
         changed: set when `proceed` has something to do.
     """
@@ -92,7 +93,7 @@ class Mixer:
 
         `remember` gets the keys of samples, and their server.
         """
-        self.removes_items = table.max_times_sampled > 0
+        self.removes_items, self.samples_once = table.max_times_sampled > 0, table.max_times_sampled == 1
         self.heard_at = time.monotonic()
         self._client, self._infos, self._table, self._options = client, infos, table, options
         self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
