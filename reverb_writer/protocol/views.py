@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.tensors import varint
 
-MIN_BYTES: Final = 16_384
+MIN_BYTES: Final = 65_536
 """Messages of this size are worth a view, and also those whose entries or chunks have it on average."""
 
 _VARINT, _BYTES = 0, 2  # wire types

@@ -23,7 +23,7 @@ def chunks_of_one_size(draw: st.DrawFn) -> list[bytes]:
     return [
         sampled.chunk(
             int(rng.integers(0, 2**64, dtype=np.uint64)),
-            [rng.integers(0, 256, (3, 7000), np.uint8) for _ in range(draw(st.integers(1, 3)))],
+            [rng.integers(0, 256, (3, 30_000), np.uint8) for _ in range(draw(st.integers(1, 3)))],
             delta_encoded=draw(st.booleans()),
         )
         for _ in range(draw(st.integers(1, 3)))
@@ -77,7 +77,7 @@ def test_large_requests_are_read_as_protobuf_reads_them(chunks: list[Any], keys:
 
 
 def test_an_info_in_two_parts_is_merged() -> None:
-    large = sampled.chunk(1, [np.random.default_rng(0).integers(0, 256, 20_000, np.uint8)]).SerializeToString()
+    large = sampled.chunk(1, [np.random.default_rng(0).integers(0, 256, 70_000, np.uint8)]).SerializeToString()
     entry = messages.SampledResponse().entries.add(data=[large], end_of_sequence=True)
     entry.info.item.key = 5
     info = messages.SampledInfo(probability=0.5).SerializeToString()
@@ -93,7 +93,7 @@ def varint(number: int) -> bytes:
     return bytes([number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14])
 
 
-LARGE_CHUNK = sampled.chunk(7, [np.arange(20_000, dtype="u2"), np.zeros(20_000)]).SerializeToString()
+LARGE_CHUNK = sampled.chunk(7, [np.arange(40_000, dtype="u2"), np.zeros(40_000)]).SerializeToString()
 
 
 @pytest.mark.parametrize(
