@@ -1,41 +1,52 @@
 """Whole items: sequences of tokens and wide rows, put by one process and got by another, beside other transports.
 
 Items are put in batches: a batch is finished when the transport has confirmed it. Then the other process gets all of
-them, each for the first time.
+them, each for the first time. At last both are busy at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import pickle
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-import reverb_writer as rw
 from benchmarks.comparison import Effort, progress
-from benchmarks.processes import TABLE, Remote, Server
+from benchmarks.item_transports import (
+    MAX_BATCH,
+    Items,
+    Ours,
+    OursOnLocal,
+    Place,
+    Queue,
+    RawStream,
+    Redis,
+    TransferQueue,
+    Transport,
+)
+from benchmarks.processes import Remote
 from benchmarks.report import Table
 
-_BATCHES = (16, 256)
-_NUM_DISTINCT = 128
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_BATCHES = (16, MAX_BATCH)
+_NUM_DISTINCT = MAX_BATCH
 _ITEMS_PER_SECOND = 512  # of a turn, which counts items because all of them are in memory at once
-_START_S = 30.0
-
-_Items = list[dict[str, Any]]
+_KINDS: tuple[type[Transport], ...] = (Ours, OursOnLocal, TransferQueue, Redis, Queue, RawStream)
 
 
-def _sequences() -> _Items:
+class _Verb(NamedTuple):
+    """What a turn has measured: items a second, and CPU time of all processes per item, in microseconds."""
+
+    items_per_s: float
+    cpu_us: float
+
+
+def _sequences() -> Items:
     """Return sequences of 1,024 to 8,192 tokens with their log-probabilities: 37 kB on average, uncompressible."""
     rng = np.random.default_rng(0)
     return [
@@ -47,7 +58,7 @@ def _sequences() -> _Items:
     ]
 
 
-def _fields() -> _Items:
+def _fields() -> Items:
     """Return the items of TransferQueue's own performance test: nine fields of 8,192 values."""
     rng = np.random.default_rng(0)
     return [
@@ -57,204 +68,93 @@ def _fields() -> _Items:
 
 
 def items_sequences(effort: Effort) -> Table:
-    """Sequences of tokens."""
+    """Sequences of tokens with log-probabilities, put and got, beside other transports."""
     return _measure("Sequences of 1,024 to 8,192 tokens with log-probabilities", _sequences, effort)
 
 
 def items_fields(effort: Effort) -> Table:
-    """Nine fields of 8,192 values."""
+    """Nine fields of 8,192 values, put and got, beside other transports."""
     return _measure("Nine fields of 8,192 float32", _fields, effort)
 
 
-def _measure(title: str, make: Callable[[], _Items], effort: Effort) -> Table:
-    num_items = max(int(effort.seconds * _ITEMS_PER_SECOND) // max(_BATCHES), 1) * max(_BATCHES)
+def _measure(title: str, make: Callable[[], Items], effort: Effort) -> Table:
+    num_items = max(int(effort.seconds * _ITEMS_PER_SECOND) // MAX_BATCH, 1) * MAX_BATCH
+    kinds = []
+    for kind in _KINDS:
+        if missing := kind.missing():
+            print(f"  {kind.name} is left out: it needs {missing}", file=sys.stderr, flush=True)
+        else:
+            kinds.append(kind)
+    turns: dict[tuple[str, int], list[dict[str, Any]]] = {(kind.name, b): [] for b in _BATCHES for kind in kinds}
+    for i in range(effort.rounds):
+        for kind in kinds:
+            with kind.serve() as place, _Pair(kind, make, place) as pair:
+                for batch in _BATCHES:
+                    turns[kind.name, batch].append(pair.turn(num_items, batch))
+            progress(f"round {i + 1} of {effort.rounds}: {kind.name}")
     rows = []
-    kinds: list[type[_Transport]] = [_ItemWriter, _Insert, _Queue]
-    if _has_redis():
-        kinds.append(_Redis)
-    for batch in _BATCHES:
-        figures: dict[str, list[tuple[float, ...]]] = {kind.name: [] for kind in kinds}
-        for i in range(effort.rounds):
-            for kind in kinds:
-                with kind.serve() as place, Remote(kind, make, place) as writer, Remote(kind, make, place) as reader:
-                    figures[kind.name].append(_turn(kind, writer, reader, num_items, batch))
-            progress(f"batches of {batch}: round {i + 1} of {effort.rounds}")
-        for name, of in figures.items():
-            put, put_us, get, get_us = map(median, zip(*of, strict=True))
-            rows.append(
-                [f"{name}, batches of {batch}", f"{put:,.0f}", f"{put_us:,.0f}", f"{get:,.0f}", f"{get_us:,.0f}"]
-            )
+    for (name, batch), found in turns.items():
+        cells = []
+        for verb in ("put", "get", "both"):
+            runs = [turn[verb] for turn in found if verb in turn]
+            cells += [f"{median(of):,.0f}" for of in zip(*runs, strict=True)] or ["", ""]
+        peaks = [f"{max(turn[who] for turn in found) >> 20:,}" for who in ("writer", "reader")]
+        rows.append([name, str(batch), *cells, *peaks])
+    columns = ["transport", "batch", "put/s", "us", "get/s", "us", "both/s", "us", "writer, MiB", "reader, MiB"]
     return Table(
         title,
-        ["transport", "put/s", "CPU us", "get/s", "CPU us"],
+        columns,
         rows,
-        f"{num_items} items a turn. CPU is the client process's alone, per item. A multiprocessing.Queue has no "
-        "server: writer and reader run together, and both figures are of the same time.",
+        f"{num_items} items a turn. us is the CPU time of writer, reader and servers per item. MiB are the peaks of "
+        "the client processes' memory. A multiprocessing.Queue has no server: writer and reader are busy together.",
     )
 
 
-def _turn(kind: type[_Transport], writer: Remote, reader: Remote, num_items: int, batch: int) -> tuple[float, ...]:
-    """Return the speed and the CPU time of putting, and of getting."""
-    cpu = writer.cpu_s(), reader.cpu_s()
-    if kind.is_direct:
-        reader.start("get", num_items, batch)
-    put_s = writer.call("put", num_items, batch)
-    if not kind.is_direct:
-        reader.start("get", num_items, batch)
-    get_s = reader.result()
-    put_us, get_us = (
-        (process.cpu_s() - before) / num_items * 1e6 for process, before in zip((writer, reader), cpu, strict=True)
-    )
-    return num_items / put_s, put_us, num_items / get_s, get_us
+class _Pair:
+    """A writer and a reader of one transport, each in its own process."""
 
+    def __init__(self, kind: type[Transport], make: Callable[[], Items], place: Place) -> None:
+        """Start both; the first items, which connect them, are not measured."""
+        self._is_direct, self._place = kind.is_direct, place
+        with contextlib.ExitStack() as processes:
+            self._writer = processes.enter_context(Remote(kind, make, place.address))
+            self._reader = processes.enter_context(Remote(kind, make, place.address))
+            self.turn(MAX_BATCH, MAX_BATCH)
+            self._processes = processes.pop_all()
 
-class _Transport:
-    """A way from one process to another, as each of them uses it."""
+    def turn(self, num_items: int, batch: int) -> dict[str, Any]:
+        """Put, get, and do both at once; return what was measured, and the peaks of memory."""
+        found: dict[str, Any] = {}
+        if not self._is_direct:
+            found["put"] = self._measured(self._put, num_items, batch)
+            found["get"] = self._measured(self._get, num_items, batch)
+        found["both"] = self._measured(self._both, num_items, batch)
+        return {**found, "writer": self._writer.call("peak_bytes"), "reader": self._reader.call("peak_bytes")}
 
-    name = ""
-    is_direct = False  # whether the reader must be there when the writer writes
+    def _measured(self, work: Callable[[int, int], float], num_items: int, batch: int) -> _Verb:
+        before = self._cpu_s()
+        seconds = work(num_items, batch)
+        return _Verb(num_items / seconds, (self._cpu_s() - before) / num_items * 1e6)
 
-    def __init__(self, make: Callable[[], _Items], place: Any) -> None:
-        self._items, self._place = make(), place
+    def _put(self, num_items: int, batch: int) -> float:
+        start, end = self._writer.call("put", num_items, batch)
+        return float(end - start)
 
-    @classmethod
-    @contextlib.contextmanager
-    def serve(cls) -> Iterator[Any]:
-        """Start the server; yield its place."""
-        with Server(sampler="fifo", max_times_sampled=1) as server:
-            yield server.address
+    def _get(self, num_items: int, batch: int) -> float:
+        start, end = self._reader.call("get", num_items, batch)
+        return float(end - start)
 
-    def put(self, num_items: int, batch: int) -> float:
-        """Put items in batches; return the seconds until the last one is confirmed."""
-        start = time.perf_counter()
-        for at in range(0, num_items, batch):
-            self.put_batch([self._items[number % _NUM_DISTINCT] for number in range(at, at + batch)])
-        return time.perf_counter() - start
+    def _both(self, num_items: int, batch: int) -> float:
+        self._reader.start("get", num_items, batch)
+        start, _ = self._writer.call("put", num_items, batch)
+        _, end = self._reader.result()
+        return float(end - start)
 
-    def get(self, num_items: int, batch: int) -> float:
-        """Get items in batches; return the seconds that it takes."""
-        start = time.perf_counter()
-        self.get_all(num_items, batch)
-        return time.perf_counter() - start
+    def _cpu_s(self) -> float:
+        return sum((self._writer.cpu_s(), self._reader.cpu_s(), self._place.cpu_s()))
 
-    def put_batch(self, items: _Items) -> None:
-        raise NotImplementedError
+    def __enter__(self) -> Self:
+        return self
 
-    def get_all(self, num_items: int, batch: int) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Release what the process holds."""
-
-
-class _ItemWriter(_Transport):
-    name = "ItemWriter, ReplayDataset(collate='pad')"
-
-    def __init__(self, make: Callable[[], _Items], place: Any) -> None:
-        super().__init__(make, place)
-        self._writer = rw.ItemWriter(place, TABLE)
-
-    def put_batch(self, items: _Items) -> None:
-        for item in items:
-            self._writer.write(item)
-        self._writer.flush()
-
-    def get_all(self, num_items: int, batch: int) -> None:
-        with rw.ReplayDataset(self._place, TABLE, batch, collate="pad") as dataset:
-            for _ in range(num_items // batch):
-                next(dataset)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Insert(_ItemWriter):
-    name = "Client.insert, ReplayDataset(collate='pad')"
-
-    def __init__(self, make: Callable[[], _Items], place: Any) -> None:
-        super().__init__(make, place)
-        self._client = rw.Client(place)
-
-    def put_batch(self, items: _Items) -> None:
-        for item in items:
-            self._client.insert(item, {TABLE: 1.0})
-
-    def close(self) -> None:
-        self._client.close()
-        super().close()
-
-
-class _Queue(_Transport):
-    name = "multiprocessing.Queue"
-    is_direct = True
-
-    @classmethod
-    @contextlib.contextmanager
-    def serve(cls) -> Iterator[Any]:
-        yield multiprocessing.get_context("spawn").Queue(max(_BATCHES))
-
-    def put_batch(self, items: _Items) -> None:
-        for item in items:
-            self._place.put(item)
-
-    def get_all(self, num_items: int, batch: int) -> None:
-        for _ in range(num_items // batch):
-            _collate([self._place.get() for _ in range(batch)])
-
-
-class _Redis(_Transport):
-    name = "Redis and pickle"
-
-    def __init__(self, make: Callable[[], _Items], place: Any) -> None:
-        import redis
-
-        super().__init__(make, place)
-        self._redis = redis.Redis(port=place)
-
-    @classmethod
-    @contextlib.contextmanager
-    def serve(cls) -> Iterator[Any]:
-        with socket.create_server(("localhost", 0)) as free:
-            port = free.getsockname()[1]
-        with tempfile.TemporaryDirectory() as folder:
-            line = ["redis-server", "--port", str(port), "--save", "", "--dir", folder]
-            server = subprocess.Popen(line, stdout=subprocess.DEVNULL)
-            try:
-                end = time.monotonic() + _START_S
-                while True:
-                    with contextlib.suppress(OSError), socket.create_connection(("localhost", port)):
-                        break
-                    if time.monotonic() > end:
-                        raise TimeoutError(f"redis-server did not listen within {_START_S:.0f} s")
-                    time.sleep(0.05)
-                yield port
-            finally:
-                server.terminate()
-                server.wait(_START_S)
-
-    def put_batch(self, items: _Items) -> None:
-        self._redis.rpush(TABLE, *[pickle.dumps(item, pickle.HIGHEST_PROTOCOL) for item in items])
-
-    def get_all(self, num_items: int, batch: int) -> None:
-        for _ in range(num_items // batch):
-            _collate([pickle.loads(data) for data in self._redis.lpop(TABLE, batch)])  # noqa: S301  # its own data
-
-
-def _collate(items: _Items) -> dict[str, Any]:
-    """Return items as a padded batch."""
-    return {name: _padded([item[name] for item in items]) for name in items[0]}
-
-
-def _padded(leaves: list[Any]) -> Any:
-    """Return the leaves as one array, as a learner needs it."""
-    padded = np.zeros((len(leaves), max(map(len, leaves))), leaves[0].dtype)
-    for row, leaf in zip(padded, leaves, strict=True):
-        row[: len(leaf)] = leaf
-    return padded
-
-
-def _has_redis() -> bool:
-    if find_spec("redis") is not None and shutil.which("redis-server") is not None:
-        return True
-    print("  Redis is not installed: its rows are left out", file=sys.stderr, flush=True)
-    return False
+    def __exit__(self, *_: object) -> None:
+        self._processes.close()

@@ -13,21 +13,22 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array, stored_dtype
 from reverb_writer.nests import fields_of, flattener, named_leaves
-from reverb_writer.protocol import messages
-from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
+from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk, encode_one_item, encode_whole_chunks
 from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
+from reverb_writer.protocol.tensors import LeafEncoder
 from reverb_writer.transport.in_flight import InsertRequest
 
 Columns = Sequence[npt.NDArray[Any]]
 
 
 class ItemLayout:
-    """The structure of items that differ only in their lengths. Immutable.
+    """The structure of items that differ only in their lengths. Immutable, except for the memory of its encoders.
 
     Attributes:
         paths, dtypes, shapes: per leaf; shapes are without the axis of the length.
         is_single: per leaf, whether it is one value, without the axis of the length.
         spec: the encoded spec, as the last tensor of each chunk; empty for a nest without names.
+        encoders: per leaf; they remember which leaves shrink.
     """
 
     def __init__(self, nest: Any, paths: Sequence[str], columns: Columns, is_single: Sequence[bool]) -> None:
@@ -41,6 +42,7 @@ class ItemLayout:
         self.paths, self.is_single = tuple(paths), tuple(is_single)
         self.dtypes = [stored_dtype(column.dtype) for column in columns]
         self.shapes = [column.shape[1:] for column in columns]
+        self.encoders = [LeafEncoder() for _ in columns]
         self.spec = b""
         if fields_of(nest) is not None:
             self.spec = spec_tensor(tree.unflatten_as(nest, list(map(ArraySpec, self.shapes, self.dtypes))))
@@ -158,24 +160,12 @@ def encode_item(
 
     The items are [1, size] bytes, as `encode_items` makes them.
     """
-    chunk = encode_chunk(chunk_key, chunk_key, 0, columns, spec=layout.spec)
-    slices = messages.FlatTrajectory(
-        columns=[
-            messages.FlatTrajectory.Column(
-                chunk_slices=[
-                    messages.FlatTrajectory.ChunkSlice(chunk_key=chunk_key, offset=0, length=len(column), index=index)
-                ],
-                squeeze=squeeze,
-            )
-            for index, (column, squeeze) in enumerate(zip(columns, layout.is_single, strict=True))
-        ]
-    )
-    rows = []
-    for item_key, (table, priority) in enumerate(priorities.items(), key):
-        item = messages.PrioritizedItem(key=item_key, table=table, priority=priority, flat_trajectory=slices)
-        encoded = messages.InsertStreamRequest(items=[item]).SerializeToString()
-        rows.append(np.frombuffer(encoded, np.uint8)[None])
-    return rows, chunk
+    trajectory = encode_whole_chunks(chunk_key, [*map(len, columns)], layout.is_single)
+    rows = [
+        np.frombuffer(encode_one_item(table, item_key, priority, trajectory), np.uint8)[None]
+        for item_key, (table, priority) in enumerate(priorities.items(), key)
+    ]
+    return rows, encode_chunk(chunk_key, chunk_key, 0, columns, spec=layout.spec, encoders=layout.encoders)
 
 
 def _check_rows(path: str, column: npt.NDArray[Any]) -> None:

@@ -31,6 +31,8 @@ from reverb_writer.protocol.signatures import packer, packer_of
 MAX_SAMPLE_BYTES = 1 << 30
 """Default limit of the decoded size of a sample, in bytes."""
 
+_READ_ONCE_BYTES = 8 << 20  # decoded chunks of items that are read once; more would leave the processor's cache
+
 Array = npt.NDArray[Any]
 
 
@@ -50,19 +52,28 @@ class BatchAssembler:
         num_samples: samples that were added since the last `take`.
     """
 
-    def __init__(self, max_cache_bytes: int, max_sample_bytes: int, *, structure: TableStructure | None = None) -> None:
+    def __init__(
+        self,
+        max_cache_bytes: int,
+        max_sample_bytes: int,
+        *,
+        structure: TableStructure | None = None,
+        reads_once: bool = False,
+    ) -> None:
         """Create an assembler without samples.
 
         `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; row ranges of
         items take a quarter more. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
         needs. `structure` checks each item, and foreign items are left out. With None, items may have any forms, and
-        `take_each` returns them.
+        `take_each` returns them. If each item is read once (`reads_once`), chunks are forgotten after a batch when they
+        have 8 MiB: later ones get memory that is in use, because new memory costs more than the copy of its content.
         """
         self._memory = ArrayMemory()
         self._part_memory = PartMemory(self._memory)
         self._decoder = SampleDecoder(max_cache_bytes, max_sample_bytes, structure)
         self.num_foreign = 0
         self.structure = structure
+        self._reads_once = reads_once
         self._received_at = 0.0  # arrival of the first sample of the batch
         self.begin_next()
 
@@ -189,6 +200,8 @@ class BatchAssembler:
         self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # numbers of the samples, see `Samples.numbers`
         self._part_memory.begin_next()
         self.num_samples = 0
+        if self._reads_once:
+            self._decoder.forget(_READ_ONCE_BYTES)
 
     def _set_aside(self) -> None:
         """Copy the rows that are only in the rings, before a ring evicts chunks or when all samples have arrived."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.protocol import messages, tensors
+from reverb_writer.protocol import messages, tensors, views
 from reverb_writer.protocol.signatures import NO_SPEC, StoredSpec, read_spec
 from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varint
 
@@ -75,7 +75,7 @@ class EncodedChunk:
     __slots__ = ("_contents", "_delta_encoded", "_strings", "length", "num_bytes", "schema")
 
     def __init__(self, chunk: Any, indices: Sequence[int], max_bytes: int) -> None:
-        """Take tensors of a `messages.SampledChunk`; `max_bytes` limits each tensor, decoded."""
+        """Take tensors of a `messages.SampledChunk` or of its view; `max_bytes` limits each tensor, decoded."""
         stored = chunk.data.tensors
         if max(indices) >= len(stored):
             raise FormatError(f"an item refers to tensor {max(indices)} of a chunk of {len(stored)} tensors.")
@@ -125,7 +125,7 @@ class EncodedChunk:
 class EncodedChunks:
     """The chunks of a sample, by key. Not thread-safe."""
 
-    def __init__(self, encoded: Sequence[bytes], max_bytes: int) -> None:
+    def __init__(self, encoded: Sequence[bytes | memoryview], max_bytes: int) -> None:
         """Keep ChunkData messages, which are parsed at their first use; `max_bytes` limits their decoded size."""
         self._encoded, self._max_bytes = encoded, max_bytes
         self._parsed: dict[int, Any] = {}
@@ -151,15 +151,16 @@ class EncodedChunks:
         stored = self._message(key).data.tensors
         if not stored:
             return NO_SPEC, 0
-        return read_spec(stored[-1].dtype, stored[-1].tensor_shape, stored[-1].tensor_content), len(stored)
+        last = stored[-1]
+        return read_spec(last.dtype, last.tensor_shape, bytes(last.tensor_content)), len(stored)
 
     def _message(self, key: int) -> Any:
         if key not in self._parsed:
             prefix = _CHUNK_KEY + varint(key)  # begins each chunk of every server; else all are parsed
             encoded = list(self._encoded)  # each access to an element of a repeated field copies it
             try:
-                for one in [one for one in encoded if one.startswith(prefix)] or encoded:
-                    chunk = messages.SampledChunk.FromString(one)
+                for one in [one for one in encoded if one[: len(prefix)] == prefix] or encoded:
+                    chunk = views.chunk_of(one) or messages.SampledChunk.FromString(bytes(one))
                     self._parsed[chunk.chunk_key] = chunk
             except DecodeError as error:
                 raise FormatError(f"a chunk that cannot be parsed ({error}).") from None
@@ -239,6 +240,14 @@ class ChunkRing:
             self._drop_strings(*self.rows_of.pop(key))
             evicted.append(key)
         return evicted
+
+    def clear(self) -> None:
+        """Forget all chunks; the next one is put where the first one was."""
+        for start, stop in self.rows_of.values():
+            self._drop_strings(start, stop)
+        self.rows_of.clear()
+        self._chunks.clear()
+        self._next_row = self.num_bytes = 0
 
     def _row_of_next(self, length: int) -> int:
         """Return the first row of the next chunk: the arrays' start, if the chunk would exceed their end."""

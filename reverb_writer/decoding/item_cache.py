@@ -63,6 +63,17 @@ class ItemCache:
         self._items_of: dict[int, list[int]] = {}  # keys of the items that refer to a chunk, by the chunk's key
         self.clear_items()
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of all decoded chunks."""
+        return sum(partition.ring.num_bytes for partition in self.partitions)
+
+    def clear(self) -> None:
+        """Forget all items and chunks; no row is needed any more."""
+        self.clear_items()
+        for partition in self.partitions:
+            partition.ring.clear()
+
     def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> int | None:
         """Keep the row ranges of an item and return its number, or None if `clear_items` must make room first."""
         item = self._num_items

@@ -50,7 +50,13 @@ class SampleDecoder:
     @property
     def cache_bytes(self) -> int:
         """The size of all decoded chunks in the cache."""
-        return sum(one.ring.num_bytes for cache in list(self._caches.values()) for one in cache.partitions)
+        return sum(cache.num_bytes for cache in list(self._caches.values()))
+
+    def forget(self, num_bytes: int) -> None:
+        """Forget all items and chunks of each cache of at least `num_bytes`; none of their rows is needed any more."""
+        for cache in self._caches.values():
+            if cache.num_bytes >= num_bytes:
+                cache.clear()
 
     def find(self, key: int, entry: Any, let_go: LetGo) -> int:
         """Return the number of an item that is not `known`, and make the item's cache the current one.

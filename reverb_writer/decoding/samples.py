@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,9 @@ from reverb_writer.slices import axes
 
 Array = npt.NDArray[Any]
 
-_MIN_REUSED_BYTES = 32 << 20  # arrays from this size on; glibc always returns such memory
-_MAX_FREE = 4
+_MIN_REUSED_BYTES = 1 << 20  # arrays from this size on, whose memory glibc mostly returns
+_MAX_FREE = 16
+_SPARE = 8  # new memory is larger by this part, so that a batch that is a little longer fits into it later
 
 
 class Column(NamedTuple):
@@ -141,14 +143,18 @@ class ArrayMemory:
         shape, num_bytes = (num_rows, *source.shape[1:]), num_rows * source.strides[0]
         if num_bytes < _MIN_REUSED_BYTES or source.dtype.hasobject:
             return np.empty(shape, source.dtype)
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = np.empty(0, np.uint8)
-        if not num_bytes <= len(memory) <= 2 * num_bytes:
-            memory = np.empty(num_bytes, np.uint8)
-        lent: Array = np.asarray(_Lent(memory, self._free))
+        lent: Array = np.asarray(_Lent(self._memory_of(num_bytes), self._free))
         return lent[:num_bytes].view(source.dtype).reshape(shape)
+
+    def _memory_of(self, num_bytes: int) -> Array:
+        """Return free memory of at least this and at most twice this size, or new memory."""
+        with contextlib.suppress(IndexError):  # an array of another thread's may free its memory at any time
+            for _ in range(len(self._free)):
+                memory = self._free.pop()
+                if num_bytes <= len(memory) <= 2 * num_bytes:
+                    return memory
+                self._free.appendleft(memory)
+        return np.empty(num_bytes + num_bytes // _SPARE, np.uint8)
 
 
 class PartMemory:

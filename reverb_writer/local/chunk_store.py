@@ -32,8 +32,8 @@ class Chunk:
 
     __slots__ = ("encoded", "episode_id", "key", "num_references", "num_tensors", "row_bytes")
 
-    def __init__(self, key: int, episode_id: int, num_tensors: int, data: bytes) -> None:
-        """Take a ChunkData, without references."""
+    def __init__(self, key: int, episode_id: int, num_tensors: int, data: bytes | memoryview) -> None:
+        """Take a copy of a ChunkData, without references."""
         self.key, self.episode_id, self.num_tensors = key, episode_id, num_tensors
         self.encoded = b"".join((_SAMPLED_CHUNK, varint(len(data)), data))
         self.num_references = 0

@@ -28,6 +28,7 @@ from reverb_writer.local.stored_items import Item, SharedChunks
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import UnencodedSamples
+from reverb_writer.protocol.views import chunk_of, request_of
 from reverb_writer.transport.endpoints import Answer
 
 CLOSED = "the server was closed"
@@ -142,7 +143,7 @@ class InsertStream(LocalStream):
                 exceeds `max_item_bytes`.
         """
         try:
-            request = messages.StoredRequest.FromString(message)
+            request = request_of(message) or messages.StoredRequest.FromString(message)
             chunks = [read_chunk(data) for data in request.chunks]
             groups = list(read_items(request.items))
         except (DecodeError, FormatError) as error:
@@ -283,9 +284,9 @@ class SampleStream(LocalStream):
         self.work()
 
 
-def read_chunk(data: bytes) -> Chunk:
+def read_chunk(data: bytes | memoryview) -> Chunk:
     """Read the fields of a ChunkData that the server needs, and check their form."""
-    read = messages.ChunkData.FromString(data)
+    read = chunk_of(data) or messages.ChunkData.FromString(bytes(data))
     return Chunk(read.chunk_key, read.sequence_range.episode_id, len(read.data.tensors), data)
 
 

@@ -19,6 +19,8 @@ Pure functions of arrays: thread-safe, no I/O. Source: reverb/cc/schema.proto; p
 from __future__ import annotations
 
 import functools
+import itertools
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.protocol import tensors
-from reverb_writer.protocol.tensors import varint
+from reverb_writer.protocol.tensors import LeafEncoder, varint
 
 KEY_LIMIT = 1 << 63
 """Keys must be below this limit, so that a key is a varint of at most nine bytes."""
@@ -38,13 +40,14 @@ MAX_CHUNK_LENGTH = (1 << 14) - 1
 """Maximum number of steps in a chunk: offsets and lengths take two bytes as varints."""
 
 _KEY_WIDTH = 9
+_DOUBLE = struct.Struct("<d")
 _SHIFTS = np.arange(0, 7 * _KEY_WIDTH, 7, dtype=np.uint64)
 _MARKS = np.array([128] * (_KEY_WIDTH - 1) + [0], np.uint8)  # set in all bytes of a varint except the last
 
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length and bytes).
 _REQUEST_CHUNKS, _REQUEST_ITEMS = b"\x0a", b"\x12"
 _ITEM_KEY, _ITEM_TABLE, _ITEM_PRIORITY, _ITEM_TRAJECTORY = b"\x08", b"\x12", b"\x29", b"\x42"
-_TRAJECTORY_COLUMNS, _COLUMN_SLICES = b"\x0a", b"\x0a"
+_TRAJECTORY_COLUMNS, _COLUMN_SLICES, _COLUMN_SQUEEZE = b"\x0a", b"\x0a", b"\x10\x01"
 _SLICE_KEY, _SLICE_OFFSET, _SLICE_LENGTH, _SLICE_INDEX = b"\x08", b"\x10", b"\x18", b"\x20"
 _CHUNK_KEY, _CHUNK_RANGE, _CHUNK_DATA, _CHUNK_NUM_TENSORS = b"\x08", b"\x12", b"\x2a", b"\x30"
 _CHUNK_UNCOMPRESSED_SIZE = b"\x38"
@@ -149,6 +152,42 @@ def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_column
     return DecodedItems(keys, priorities.astype(np.float64, copy=False), chunk_keys, offsets, lengths, start)
 
 
+def encode_whole_chunks(chunk_key: int, lengths: Sequence[int], is_single: Sequence[bool]) -> bytes:
+    """Encode the trajectory of an item whose columns are the tensors of one chunk: column i is tensor i, whole.
+
+    Args:
+        chunk_key: below `KEY_LIMIT`.
+        lengths: per column, the number of its rows, >= 1.
+        is_single: per column, whether it is one value without the axis of the rows.
+    """
+    key = _SLICE_KEY + varint.__wrapped__(chunk_key)
+    columns = map(_whole_column, itertools.repeat(len(key)), itertools.count(), lengths, is_single)
+    return b"".join([part for head, tail in columns for part in (head, key, tail)])
+
+
+def encode_one_item(table: str, key: int, priority: float, trajectory: bytes) -> bytes:
+    """Encode one item with a trajectory of `encode_whole_chunks`, as one `items` field of an InsertStreamRequest.
+
+    `key` is below `KEY_LIMIT`; `priority` is finite and >= 0.
+    """
+    encoded_key, name = varint.__wrapped__(key), table.encode()
+    fields = (
+        *(_ITEM_KEY, encoded_key, _ITEM_TABLE, varint(len(name)), name, _ITEM_PRIORITY, _DOUBLE.pack(priority)),
+        *(_ITEM_TRAJECTORY, varint(len(trajectory)), trajectory),
+    )
+    return b"".join((_REQUEST_ITEMS, varint(sum(map(len, fields))), *fields))
+
+
+@functools.lru_cache(maxsize=65_536)
+def _whole_column(key_bytes: int, index: int, length: int, is_single: bool) -> tuple[bytes, bytes]:
+    """Return a column of one slice without the encoded key of its chunk: what is before the key, and after it."""
+    tail = _SLICE_LENGTH + varint(length) + (_SLICE_INDEX + varint(index) if index else b"")
+    squeeze = _COLUMN_SQUEEZE if is_single else b""
+    slices = _COLUMN_SLICES + varint(key_bytes + len(tail))
+    head = _TRAJECTORY_COLUMNS + varint(len(slices) + key_bytes + len(tail) + len(squeeze)) + slices
+    return head, tail + squeeze
+
+
 def encode_chunk(
     key: int,
     episode_id: int,
@@ -156,33 +195,35 @@ def encode_chunk(
     columns: Sequence[npt.NDArray[Any]],
     spec: bytes = b"",
     kinds: npt.NDArray[np.uint8] | None = None,
+    encoders: Sequence[LeafEncoder] = (),
 ) -> bytes:
     """Encode a chunk of the same steps of all columns [length, ...], as one `chunks` field of an InsertStreamRequest.
 
     `key` is below `KEY_LIMIT`. `episode_id` is unsigned 64-bit; servers count episodes by it. `start` is the index of
     the first step in its episode, < 2**31. The `spec`, a `spec_tensor` or empty, becomes the last tensor and is not
-    counted as data. The `kinds` of the rows, [length], become the tensor before it, if the spec has their mark.
+    counted as data. The `kinds` of the rows, [length], become the tensor before it, if the spec has their mark. With
+    `encoders`, one per column, columns that do not shrink are mostly stored uncompressed.
     """
-    parts: list[bytes] = []
+    parts: list[Any] = []
     size = 0
     hidden = () if kinds is None else (kinds,)
-    for column in (*columns, *hidden):
+    for number, column in enumerate((*columns, *hidden)):
         header, encode_content = tensors.encoder(column.dtype, column.shape)
-        content = encode_content(column)
-        num_bytes = varint(len(content))
-        parts += _DATA_TENSORS, varint(len(header) + len(num_bytes) + len(content)), header, num_bytes, content
+        content = encoders[number].parts(column, encode_content) if encoders else (encode_content(column),)
+        content_bytes = sum(map(len, content))
+        num_bytes = varint(content_bytes)
+        parts += (_DATA_TENSORS, varint(len(header) + len(num_bytes) + content_bytes), header, num_bytes, *content)
         size += column.nbytes
     if spec:
         parts += _DATA_TENSORS, varint(len(spec)), spec
-    data = b"".join(parts)
+    num_data_bytes = sum(map(len, parts))
     last = start + len(columns[0]) - 1
     steps = b"".join((_RANGE_EPISODE, varint(episode_id), _RANGE_START, varint(start), _RANGE_END, varint(last)))
     encoded_key = varint.__wrapped__(key)  # random keys would evict the lengths from the cache
-    head = b"".join((_CHUNK_KEY, encoded_key, _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
-    tail = b"".join(
-        (_CHUNK_NUM_TENSORS, varint(len(columns) + len(hidden) + bool(spec)), _CHUNK_UNCOMPRESSED_SIZE, varint(size))
-    )
-    return b"".join((_REQUEST_CHUNKS, varint(len(head) + len(data) + len(tail)), head, data, tail))
+    head = _CHUNK_KEY, encoded_key, _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(num_data_bytes)
+    tail = _CHUNK_NUM_TENSORS, varint(len(columns) + len(hidden) + bool(spec)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)
+    num_bytes = varint(sum(map(len, (*head, *tail))) + num_data_bytes)
+    return b"".join((_REQUEST_CHUNKS, num_bytes, *head, *parts, *tail))  # one copy of the contents
 
 
 def _delimited(tag: bytes, body: bytes) -> bytes:

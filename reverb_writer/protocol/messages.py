@@ -282,6 +282,7 @@ _VIEWS: Final = {
 _OF_VIEWS: Final = {
     "SampledResponse": "reverb_writer.sampled.SampleStreamResponse",
     "SampledChunk": "reverb_writer.sampled.ChunkData",
+    "SampledInfo": "reverb_writer.sampled.SampleInfo",
     "StoredRequest": "reverb_writer.stored.InsertStreamRequest",
     "StoredItem": "reverb_writer.stored.PrioritizedItem",
 }

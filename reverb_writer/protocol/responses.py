@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.views import entries_of
 
 _IS_END, _INFO = operator.attrgetter("end_of_sequence"), operator.attrgetter("info")
 _PROBABILITY, _TABLE_SIZE = operator.attrgetter("probability"), operator.attrgetter("table_size")
@@ -35,7 +36,8 @@ def parse(name: str, message_class: Any, reply: bytes) -> Any:
 class Samples:
     """Whole samples in the server's order: arrays [n] of numbers, as in `BatchInfo`, and `entries`.
 
-    Entries are from a `messages.SampledResponse`; from a server of this process they are items with equal attributes.
+    Entries are from a `messages.SampledResponse`; in large responses they are views, and from a server of this process
+    items, with equal attributes.
     """
 
     __slots__ = ("entries", "keys", "priorities", "probabilities", "table_sizes", "times_sampled")
@@ -125,7 +127,9 @@ class SampleReassembler:
         """Return the samples that a SampleStreamResponse completes, in the server's order; maybe none."""
         if isinstance(message, UnencodedSamples):
             return message.samples
-        entries = list(parse("SampleStreamResponse", messages.SampledResponse, message).entries)
+        entries: list[Any] | None = entries_of(message)
+        if entries is None:
+            entries = list(parse("SampleStreamResponse", messages.SampledResponse, message).entries)
         if self._incomplete is None and all(map(_IS_END, entries)):
             return Samples.of(entries)
         return Samples.of([sample for entry in entries if (sample := self._join(entry))])

@@ -45,6 +45,9 @@ _MAX_DIMS: Final = 32  # limit of NumPy 1; NumPy 2 allows 64
 _MAX_SNAPPY_RATIO: Final = 22  # snappy's densest element makes 64 bytes from 3
 _MAX_EXTENT: Final = sys.maxsize // 16  # elements of the widest dtype; NumPy counts a dimension of 0 as 1
 _MIN_VIEW_BYTES: Final = 8192  # smaller arrays are copied, which costs less than a view
+_UNTRIED: Final = 15  # arrays of a leaf that are stored uncompressed after one that did not shrink
+_MIN_SHRUNK: Final = 1 / 32  # of an array's bytes; less is not worth a compression
+_LITERAL: Final = b"\xfc"  # tag of a snappy element: a literal whose length minus one follows in four bytes
 _MORE: Final = 0x80  # marks each byte of a varint except the last
 _MAX_SHAPE_BYTES: Final = 512  # 32 dimensions without names need less
 _CONTENT_TAG: Final = b"\x22"  # field 4, length-delimited: the last written field
@@ -129,10 +132,40 @@ def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callab
     return header.SerializeToString() + _CONTENT_TAG, encode_content
 
 
+class LeafEncoder:
+    """Encodes the contents of one leaf's arrays, and remembers whether they shrink. Not thread-safe.
+
+    After an array that does not shrink, the next ones become snappy blocks without compression: one literal, whose
+    bytes are those of the array. So an array is copied once, and the interpreter is not released for another thread.
+    """
+
+    def __init__(self) -> None:
+        """Begin with a compression."""
+        self._num_untried = 0
+
+    def parts(self, array: Array, encode: Callable[[Array], Any]) -> tuple[Any, ...]:
+        """Return the content of an array in parts, given the function of `encoder`.
+
+        The last part may share the array's memory.
+        """
+        num_bytes = array.nbytes
+        if self._num_untried and num_bytes and encode in (_compress, _compress_copy):
+            self._num_untried -= 1
+            return varint(num_bytes), _LITERAL, (num_bytes - 1).to_bytes(4, "little"), _bytes_of(array)
+        content = encode(array)
+        if len(content) > num_bytes * (1 - _MIN_SHRUNK):
+            self._num_untried = _UNTRIED
+        return (content,)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def _compress(array: Array) -> Any:
     if not array.flags.c_contiguous:
         return _compress_copy(array)
-    return cramjam.snappy.compress_raw(array.reshape(-1).view(np.uint8).data)
+    return cramjam.snappy.compress_raw(_bytes_of(array))
 
 
 def _compress_copy(array: Array) -> Any:

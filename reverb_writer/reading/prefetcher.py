@@ -107,7 +107,10 @@ class Prefetcher:
         self._table = structure.table
         self._transform = options.transform
         self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
-        self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
+        reads_once = feed.tables[0].max_times_sampled == 1
+        self._assembler = BatchAssembler(
+            options.max_cache_bytes, options.max_sample_bytes, structure=structure, reads_once=reads_once
+        )
         self._changed, self.woken = feed.changed, Flag()
         self.too_short: IncompleteError | None = None
         self._failure: Exception | None = None  # has ended the thread

@@ -20,7 +20,7 @@ _TIMEOUT_S = 2.0
 
 
 class Questions:
-    """The answers of one server about its tables while calls wait. Its owner calls it from one thread, as a `Delivery`."""
+    """The answers of a server about its tables while calls wait. Its owner calls it from one thread, as `Delivery`."""
 
     def __init__(self, channel: Channel, post: Callable[[Callable[[], None]], None], flight: InFlight) -> None:
         """Ask nothing yet; `flight` has the items that are not confirmed, and `Delivery` documents `post`."""

@@ -60,7 +60,7 @@ class _ItemsOfAll:
     """Counts the items that a step of all N environments completes.
 
     `calls` counts steps of all environments, and `begun` [N] is `calls` less the steps of each open episode. So such a
-    step changes one integer, and an array only changes when an episode ends. Numbers that follow from the array are kept.
+    step changes one integer, and the array only changes when an episode ends. Numbers that follow from it are kept.
     """
 
     def __init__(self, target: WindowTarget) -> None:

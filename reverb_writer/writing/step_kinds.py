@@ -38,7 +38,7 @@ Kinds = npt.NDArray[np.uint8]
 EnvIds = npt.NDArray[np.integer[Any]]
 
 Ends: TypeAlias = tuple[Any, Any, Any, Any]
-"""Arguments with which a caller shows the end of an episode: `end_of_episode`, `terminated`, `truncated`, `final_observation`."""
+"""A call's `end_of_episode`, `terminated`, `truncated` and `final_observation`, which show the end of an episode."""
 
 ZERO_DISCOUNT = 32
 """A bit of the state only: the discount of the row before is 0."""

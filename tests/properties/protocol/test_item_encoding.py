@@ -138,6 +138,28 @@ def test_encoding_twice_gives_the_same_bytes_with_another_encoding_in_between(
     assert encode(**one).tobytes() == before
 
 
+ONE_SLICE_EACH = st.lists(st.tuples(st.integers(1, 2**31 - 1), st.booleans()), min_size=1, max_size=300)
+
+
+@few
+@given(TABLES, KEYS, st.floats(0, allow_infinity=False), KEYS, ONE_SLICE_EACH)
+@example("t", 0, 0.0, 0, [(1, False)])
+@example("t" * 20_000, item_encoding.KEY_LIMIT - 1, 5e-324, item_encoding.KEY_LIMIT - 1, [(2**31 - 1, True)] * 300)
+def test_item_of_whole_tensors_is_parsed_as_it_was_encoded(
+    table: str, key: int, priority: float, chunk_key: int, columns: list[tuple[int, bool]]
+) -> None:
+    trajectory = item_encoding.encode_whole_chunks(chunk_key, *map(list, zip(*columns, strict=True)))
+    message = InsertStreamRequest.FromString(item_encoding.encode_one_item(table, key, priority, trajectory))
+    assert not message.chunks
+    (item,) = message.items
+    assert (item.key, item.table, item.priority) == (key, table, priority)
+    parsed = item.flat_trajectory.columns
+    assert [column.squeeze for column in parsed] == [is_single for _, is_single in columns]
+    assert [
+        [(part.chunk_key, part.offset, part.length, part.index) for part in column.chunk_slices] for column in parsed
+    ] == [[(chunk_key, 0, length, index)] for index, (length, _) in enumerate(columns)]
+
+
 DTYPES = st.sampled_from(["?", "u1", "i4", "i8", "f2", ">f4", "f8"])
 
 

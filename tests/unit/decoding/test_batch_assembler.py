@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampled import chunk, item, response, together
 
+from reverb_writer.decoding import batch_assembler
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk
 from reverb_writer.decoding.samples import Column
@@ -44,6 +45,31 @@ def test_window_over_two_chunks() -> None:
     assert columns[0].lengths.tolist() == [4]
     assert (infos.keys, infos.priorities, infos.probabilities) == (9, 1.5, 0.25)
     assert (infos.table_sizes, infos.times_sampled) == (4, 2)
+
+
+def test_chunks_of_items_that_are_read_once_are_forgotten_after_a_batch_that_is_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_assembler, "_READ_ONCE_BYTES", 3 * 8)
+    assembler = BatchAssembler(1 << 20, 1 << 20, reads_once=True)
+
+    def batch(*items: int) -> list[int]:
+        of_items = [(together(key, [key], [(0, 2)], 2), [chunk(key, [[key, key], [b"a", b"b"]])]) for key in items]
+        assert assembler.add(samples_of(response(*of_items))) == []
+        numbers, strings = assembler.take()[0]
+        assert strings.rows.tolist() == [b"a", b"b"] * len(items)
+        found: list[int] = numbers.rows.tolist()
+        return found
+
+    # A chunk has 16 bytes of integers, 16 of pointers, and two of content with its two lengths.
+    for first in range(1, 9, 2):
+        assert batch(first, first + 1) == [first, first, first + 1, first + 1]
+        assert assembler.cache_bytes == 0
+    assert batch(1) == [1, 1]
+    assert assembler.cache_bytes == 0
+    monkeypatch.setattr(batch_assembler, "_READ_ONCE_BYTES", 1 << 20)
+    assert batch(2) == [2, 2]
+    assert assembler.cache_bytes == 36
 
 
 def test_delta_encoded_scalar_and_string_columns() -> None:

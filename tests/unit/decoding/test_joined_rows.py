@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,3 +94,19 @@ def test_parts_of_a_batch_as_long_as_the_last_one_are_written_into_one_array() -
     assert not batch(3, 1, first=5).lengths.any()  # a smaller batch has memory of its own size
     assert not batch(1, 4, first=7).lengths.any()
     assert kept.rows[:, 0].tolist() == [3, 3, 3, 3, 4]
+
+
+def test_free_memory_is_used_again_by_arrays_of_about_its_size() -> None:
+    memory, source = ArrayMemory(), np.zeros((1, 1 << 10), np.uint8)
+
+    def address(array: npt.NDArray[Any]) -> int:
+        return int(array.__array_interface__["data"][0])
+
+    small, large = memory.rows_like(source, 2 << 10), memory.rows_like(source, 20 << 10)  # 2 and 20 MiB
+    of_small, of_large = address(small), address(large)
+    assert address(memory.rows_like(source, 20 << 10)) not in (of_small, of_large)
+    del small, large
+    again = memory.rows_like(source, 22 << 10)  # a tenth more
+    assert address(again) == of_large
+    assert again.shape == (22 << 10, 1 << 10)
+    assert address(memory.rows_like(source, 2 << 10)) == of_small

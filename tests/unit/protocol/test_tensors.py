@@ -37,6 +37,44 @@ def decoded(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 FLOATS = "08 01 12 08 12 02 08 02 12 02 08 02 22 12 10 3c 00 00 80 3f 00 00 00 40 00 00 40 40 00 00 80 40"
 
 
+def test_a_leaf_that_does_not_shrink_is_one_literal_for_the_next_15_arrays() -> None:
+    encoder, noise = tensors.LeafEncoder(), np.random.default_rng(0).integers(0, 256, 9000, np.uint8)
+    zeros = np.zeros(9000, np.uint8)
+
+    def content(array: np.ndarray[Any, Any]) -> bytes:
+        return b"".join(encoder.parts(array, tensors.encoder(array.dtype, array.shape)[1]))
+
+    assert len(content(zeros)) < 500
+    first = content(noise)
+    # 9000 as a varint; a literal with its length minus one, 8999, in four bytes
+    literal = bytes.fromhex("a8 46 fc 27 23 00 00")
+    assert [content(noise) for _ in range(15)] == [literal + noise.tobytes()] * 15
+    assert content(noise) == first  # the 16th is tried again
+    assert content(zeros) == literal + zeros.tobytes()
+    header = tensors.parse_header(DataType.DT_UINT8, proto(0, (9000,)).tensor_shape.SerializeToString())
+    out = np.empty(9000, np.uint8)
+    for stored in (first, literal + noise.tobytes()):
+        tensors.EncodedTensor(header, stored).check(9000)
+        tensors.EncodedTensor(header, stored).decode_into(out)
+        assert (out == noise).all()
+
+
+def test_literals_of_a_leaf_keep_values_of_any_layout_and_type() -> None:
+    arrays = [
+        *(np.zeros((3, 0), "f4"), np.array([[1, 2], [3, 4]], ">f4"), np.arange(8, dtype="i2")[::2]),
+        *(np.array(["a", b"bc"], object), np.array([True, False]), np.arange(6, dtype="c16").reshape(2, 3).T),
+    ]
+    for array in arrays:
+        encoder = tensors.LeafEncoder()
+        header, encode = tensors.encoder(array.dtype, array.shape)
+        for _ in range(3):
+            content = b"".join(encoder.parts(array, encode))
+            message = TensorProto.FromString(header + tensors.varint(len(content)) + content)
+            found = tensor_codec.decode(message)
+            expected = [[b"a", b"bc"]] if array.dtype.kind == "O" else [array.tolist()]
+            assert [found.tolist()] == expected
+
+
 def test_memory_layout_and_byte_order_do_not_change_the_bytes() -> None:
     strided = np.array([[1, 0, 2, 0], [3, 0, 4, 0]], ">f4")[:, ::2]
     assert tensor_codec.encode(strided).hex(" ") == FLOATS

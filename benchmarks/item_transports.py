@@ -1,0 +1,404 @@
+"""Ways of whole items from one process to another: ours, and what people use beside it.
+
+Each class is what a writer and a reader use, in a process of its own each. `serve` starts the servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import pickle
+import queue
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import psutil
+
+import reverb_writer as rw
+from benchmarks.processes import TABLE, Remote, Server
+
+MAX_BATCH = 256
+
+_START_S = 30.0
+_POLL_S = 0.001
+_MESSAGE_BYTES = 1 << 20  # of the raw stream, as of ours
+
+Items = list[dict[str, Any]]
+
+
+class Place(NamedTuple):
+    """Where the servers of a transport are.
+
+    Attributes:
+        address: for the transport's writers and readers.
+        cpu_s: returns the CPU time that the servers have taken so far, seconds.
+    """
+
+    address: Any
+    cpu_s: Callable[[], float]
+
+
+class Transport:
+    """A way from one process to another, as each of them uses it."""
+
+    name: ClassVar[str] = ""
+    is_direct: ClassVar[bool] = False  # whether the reader must be there when the writer writes
+
+    def __init__(self, make: Callable[[], Items], address: Any) -> None:
+        """Make the items, and keep the address."""
+        self._items, self._address = make(), address
+
+    @classmethod
+    def missing(cls) -> str:
+        """Return what must be installed for the transport; empty if nothing is missing."""
+        return ""
+
+    @classmethod
+    @contextlib.contextmanager
+    def serve(cls) -> Iterator[Place]:
+        """Start the servers; yield their place."""
+        raise NotImplementedError
+
+    def put(self, num_items: int, batch: int) -> tuple[float, float]:
+        """Put items in batches, each until it is confirmed; return begin and end, as of `time.monotonic()`."""
+        batches = [self.batch(self._items[at : at + batch]) for at in range(0, len(self._items), batch)]
+        start = time.monotonic()
+        for at in range(0, num_items, batch):
+            self.put_batch(batches[at // batch % len(batches)])
+        return start, time.monotonic()
+
+    def get(self, num_items: int, batch: int) -> tuple[float, float]:
+        """Get items in batches; return begin and end, as of `time.monotonic()`."""
+        start = time.monotonic()
+        self.get_all(num_items, batch)
+        return start, time.monotonic()
+
+    def peak_bytes(self) -> int:
+        """Return the largest memory that the process has had resident."""
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return int(found[1]) << 10 if found else 0
+
+    def batch(self, items: Items) -> Any:
+        """Return items as the transport takes them, before the time is measured."""
+        return items
+
+    def put_batch(self, batch: Any) -> None:
+        """Put a batch, and wait until it is confirmed."""
+        raise NotImplementedError
+
+    def get_all(self, num_items: int, batch: int) -> None:
+        """Get items in batches."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what the process holds."""
+
+
+class Ours(Transport):
+    """`ItemWriter` and `ReplayDataset`, on dm-reverb's server."""
+
+    name = "ItemWriter, ReplayDataset(collate='pad')"
+
+    def __init__(self, make: Callable[[], Items], address: Any) -> None:
+        super().__init__(make, address)
+        self._writer = rw.ItemWriter(address, TABLE)
+
+    @classmethod
+    @contextlib.contextmanager
+    def serve(cls) -> Iterator[Place]:
+        with Server(sampler="fifo", max_times_sampled=1) as server:
+            yield Place(server.address, server.cpu_s)
+
+    def put_batch(self, batch: Any) -> None:
+        for item in batch:
+            self._writer.write(item)
+        self._writer.flush()
+
+    def get_all(self, num_items: int, batch: int) -> None:
+        with rw.ReplayDataset(self._address, TABLE, batch, collate="pad") as dataset:
+            for _ in range(num_items // batch):
+                next(dataset)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class OursOnLocal(Ours):
+    """The same on the server in pure Python."""
+
+    name = "the same, `reverb-writer local`"
+
+    @classmethod
+    @contextlib.contextmanager
+    def serve(cls) -> Iterator[Place]:
+        with Remote(ServedLocal) as server:
+            yield Place(server.call("address"), server.cpu_s)
+
+
+class ServedLocal:
+    """A `LocalServer` with a queue; for `Remote`."""
+
+    def __init__(self) -> None:
+        self._server = rw.LocalServer([rw.TableConfig.queue(TABLE, 10_000_000)], max_bytes=4 << 30)
+
+    def address(self) -> str:
+        return self._server.address
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class RawStream(Transport):
+    """Bare streams of gRPC to a server that keeps messages of the same bytes, and sends them on: a floor, no peer."""
+
+    name = "raw gRPC stream of the same bytes"
+
+    def __init__(self, make: Callable[[], Items], address: Any) -> None:
+        import grpc
+
+        super().__init__(make, address)
+        self._grpc: Any = grpc.insecure_channel(address, options=_UNLIMITED)
+        self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._answers: Any = self._grpc.stream_stream("/raw/put")(iter(self._requests.get, b""))  # type: ignore[arg-type]
+
+    @classmethod
+    @contextlib.contextmanager
+    def serve(cls) -> Iterator[Place]:
+        with Remote(ServedRaw) as server:
+            yield Place(server.call("address"), server.cpu_s)
+
+    def batch(self, items: Items) -> Any:
+        data = [b"".join(leaf.tobytes() for leaf in item.values()) for item in items]
+        per_message = max(_MESSAGE_BYTES * len(data) // sum(map(len, data)), 1)
+        return [b"".join(data[at : at + per_message]) for at in range(0, len(data), per_message)]
+
+    def put_batch(self, batch: Any) -> None:
+        for message in batch:
+            self._requests.put(message)
+        for _ in batch:
+            next(self._answers)
+
+    def get_all(self, num_items: int, batch: int) -> None:
+        batches = [len(self.batch(self._items[at : at + batch])) for at in range(0, len(self._items), batch)]
+        num_messages = sum(batches[at // batch % len(batches)] for at in range(0, num_items, batch))
+        stream = self._grpc.stream_stream("/raw/get")(iter([b"%d" % num_messages]))
+        for _ in range(num_messages):
+            next(stream)
+        stream.cancel()
+
+    def close(self) -> None:
+        self._requests.put(b"")
+        self._grpc.close()
+
+
+class ServedRaw:
+    """The server of `RawStream`; for `Remote`."""
+
+    def __init__(self) -> None:
+        import grpc
+
+        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        calls = {"put": self._put, "get": self._get}
+        self._server = grpc.server(ThreadPoolExecutor(4), options=_UNLIMITED)
+        handlers: Any = {name: grpc.stream_stream_rpc_method_handler(call) for name, call in calls.items()}
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("raw", handlers)])
+        self._address = f"localhost:{self._server.add_insecure_port('localhost:0')}"
+        self._server.start()
+
+    def address(self) -> str:
+        return self._address
+
+    def _put(self, requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
+        for message in requests:
+            self._messages.put(message)
+            yield b"1"
+
+    def _get(self, requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
+        for number in requests:
+            for _ in range(int(number)):
+                yield self._messages.get()
+
+    def close(self) -> None:
+        self._server.stop(None)
+
+
+class Queue(Transport):
+    """`multiprocessing.Queue`."""
+
+    name = "multiprocessing.Queue"
+    is_direct = True
+
+    @classmethod
+    @contextlib.contextmanager
+    def serve(cls) -> Iterator[Place]:
+        yield Place(multiprocessing.get_context("spawn").Queue(MAX_BATCH), lambda: 0.0)
+
+    def put_batch(self, batch: Any) -> None:
+        for item in batch:
+            self._address.put(item)
+
+    def get_all(self, num_items: int, batch: int) -> None:
+        for _ in range(num_items // batch):
+            _collate([self._address.get() for _ in range(batch)])
+
+
+class Redis(Transport):
+    """Lists of pickles."""
+
+    name = "Redis and pickle"
+
+    def __init__(self, make: Callable[[], Items], address: Any) -> None:
+        import redis
+
+        super().__init__(make, address)
+        self._redis: Any = redis.Redis(port=address)
+
+    @classmethod
+    def missing(cls) -> str:
+        has_both = find_spec("redis") is not None and shutil.which("redis-server") is not None
+        return "" if has_both else "redis-server and the package `redis`"
+
+    @classmethod
+    @contextlib.contextmanager
+    def serve(cls) -> Iterator[Place]:
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        with tempfile.TemporaryDirectory() as folder:
+            line = ["redis-server", "--port", str(port), "--save", "", "--dir", folder]
+            server = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+            try:
+                end = time.monotonic() + _START_S
+                while True:
+                    with contextlib.suppress(OSError), socket.create_connection(("localhost", port)):
+                        break
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"redis-server did not listen within {_START_S:.0f} s")
+                    time.sleep(0.05)
+                yield Place(port, lambda: _cpu_s([psutil.Process(server.pid)]))
+            finally:
+                server.terminate()
+                server.wait(_START_S)
+
+    def put_batch(self, batch: Any) -> None:
+        self._redis.rpush(TABLE, *[pickle.dumps(item, pickle.HIGHEST_PROTOCOL) for item in batch])
+
+    def get_all(self, num_items: int, batch: int) -> None:
+        for _ in range(num_items // batch):
+            found: list[bytes] = []
+            while len(found) < batch:
+                found += self._redis.lpop(TABLE, batch - len(found)) or self._redis.blpop([TABLE])[1:]
+            _collate([pickle.loads(data) for data in found])  # noqa: S301  # its own data
+
+
+class TransferQueue(Transport):
+    """verl's data plane with the storage that it starts by itself; each process joins one cluster of Ray."""
+
+    name = "TransferQueue"
+
+    def __init__(self, make: Callable[[], Items], address: Any) -> None:
+        import torch
+
+        super().__init__(make, address)
+        self._tq, self._torch, self._num_put = _joined_cluster(address), torch, 0
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if find_spec("transfer_queue") is not None else "the package `TransferQueue`"
+
+    @classmethod
+    @contextlib.contextmanager
+    def serve(cls) -> Iterator[Place]:
+        with Remote(ServedTransferQueue) as server:
+            yield Place(server.call("address"), lambda: _cpu_s(server.process.children(recursive=True)))
+
+    def batch(self, items: Items) -> Any:
+        from tensordict import TensorDict
+
+        columns = {name: [self._torch.from_numpy(item[name]) for item in items] for name in items[0]}
+        joined = {
+            name: self._torch.stack(leaves)
+            if len({*map(len, leaves)}) == 1
+            else self._torch.nested.as_nested_tensor(leaves, layout=self._torch.jagged)
+            for name, leaves in columns.items()
+        }
+        return TensorDict(joined, batch_size=(len(items),))
+
+    def put_batch(self, batch: Any) -> None:
+        keys = [str(self._num_put + number) for number in range(len(batch))]
+        self._num_put += len(batch)
+        self._tq.kv_batch_put(keys=keys, partition_id=TABLE, fields=batch)
+
+    def get_all(self, num_items: int, batch: int) -> None:
+        client, fields = self._tq.get_client(), [*self._items[0]]
+        for _ in range(num_items // batch):
+            while not (ready := client.get_meta(fields, batch, TABLE, task_name="learn")).size:
+                time.sleep(_POLL_S)
+            found = client.get_data(ready)
+            for leaf in found.values():
+                if leaf.is_nested:
+                    self._torch.nested.to_padded_tensor(leaf, 0)
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+
+
+class ServedTransferQueue:
+    """A cluster of Ray with TransferQueue's actors; for `Remote`."""
+
+    def __init__(self) -> None:
+        import ray
+
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 28)
+        self._tq = _joined_cluster("")
+        self._ray = ray
+
+    def address(self) -> str:
+        return str(self._ray.get_runtime_context().gcs_address)
+
+    def close(self) -> None:
+        self._tq.close()
+        self._ray.shutdown()
+
+
+def _joined_cluster(address: str) -> Any:
+    """Return the package of TransferQueue, as a member of a cluster; of the process's own if there is no address."""
+    import ray
+
+    transfer_queue = importlib.import_module("transfer_queue")  # no types are installed
+    if address:
+        ray.init(address, log_to_driver=False)
+    transfer_queue.init({"controller": {"polling_mode": True}})  # otherwise a reader that waits blocks the writers
+    return transfer_queue
+
+
+_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+
+
+def _collate(items: Items) -> dict[str, Any]:
+    """Return items as a padded batch."""
+    return {name: _padded([item[name] for item in items]) for name in items[0]}
+
+
+def _padded(leaves: list[Any]) -> Any:
+    """Return the leaves as one array, as a learner needs it."""
+    padded = np.zeros((len(leaves), max(map(len, leaves))), leaves[0].dtype)
+    for row, leaf in zip(padded, leaves, strict=True):
+        row[: len(leaf)] = leaf
+    return padded
