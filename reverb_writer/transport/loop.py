@@ -154,6 +154,9 @@ class PendingCall(Outcome[_T]):
                 raise ReverbWriterError(f"the call to {self._address} failed: {error!r}.") from error
 
         self.settle(reply)
+        if self._error is not None:
+            # Its frames refer to this object, a circle, and to gRPC's call, which keeps the connection.
+            self._error.__traceback__ = None
         self._deliver(self._value if self._error is None else self._error)
 
 

@@ -77,8 +77,10 @@ class Sender:
 
     def post(self, work: Callable[[], None] = lambda: None) -> None:
         """Wake the thread and have it call a function; never waits."""
+        if self.is_ended:  # the inbox would keep a late error, and its frames gRPC's call and connection
+            return
         self._inbox.put(work)
-        with contextlib.suppress(ClosedError):  # the interpreter ends: the work is done by `_post_wait`
+        with contextlib.suppress(ClosedError):  # the interpreter ends: `close` does the work, see `_post_wait`
             self._thread.start()  # at each call, because an interrupt may have kept it from starting
 
     def wait(self, wait: Wait) -> None:
@@ -132,7 +134,7 @@ class Sender:
 
     def _post_wait(self, wait: Wait) -> None:
         """Have the thread answer a call. If it cannot start because the interpreter ends, only `close` works, here."""
-        self.post(lambda: self._waits.append(wait))
+        self._inbox.put(lambda: self._waits.append(wait))
         try:
             self._thread.start()
         except ClosedError:
