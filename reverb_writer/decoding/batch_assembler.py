@@ -88,30 +88,39 @@ class BatchAssembler:
         if not self.num_samples:
             self._received_at = time.monotonic()
         errors: list[ReverbWriterError] = []
-        items = [item for item in map(self._known.get, samples.keys.tolist()) if item is not None]
-        if len(items) == len(samples):
-            self._items += items
+        items = list(map(self._known.get, samples.keys.tolist()))
+        if None not in items:
+            self._items += items  # type: ignore[arg-type]  # mypy does not see that None is not among them
             self.num_samples += len(samples)
         else:
-            samples, errors = self._add_new(samples)
+            samples, errors = self._add_new(samples, items)
         # Keep numbers, not messages: a kept message would keep the whole response in memory.
         self._numbers.append(samples.numbers)
         return errors
 
-    def _add_new(self, samples: Samples) -> tuple[Samples, list[ReverbWriterError]]:
-        """Add samples, also of new items; return the added samples, and the errors of the others."""
+    def _add_new(self, samples: Samples, items: list[int | None]) -> tuple[Samples, list[ReverbWriterError]]:
+        """Add samples, also of new items; return the added samples, and the errors of the others.
+
+        `items` are the numbers of the known items, None for the others.
+        """
         errors: list[ReverbWriterError] = []
         added: list[int] = []
-        for number, (key, entry) in enumerate(zip(samples.keys.tolist(), samples, strict=True)):
-            item = self._known.get(key)  # a new item may have evicted this one
+        keys = samples.keys.tolist()
+        for number, key in enumerate(keys):
+            item = items[number]
             if item is None:
+                item = self._known.get(key)  # an earlier sample may be of the same item
+            if item is None:
+                known, num_known = self._known, len(self._known)
                 try:
-                    item = self._find_or_load(key, entry)
+                    item = self._find_or_load(key, samples.entries[number])
                 except StructureError:
                     self.num_foreign += 1
-                    continue
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
+                if self._known is not known or len(known) != num_known + 1:  # items were evicted or renumbered
+                    items[number + 1 :] = map(self._known.get, keys[number + 1 :])
+                if item is None:
                     continue
             self._items.append(item)
             self.num_samples += 1

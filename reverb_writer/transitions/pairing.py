@@ -24,7 +24,7 @@ from reverb_writer.arrays import (
 )
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
-from reverb_writer.nests import fields_of, join_paths, named_leaves
+from reverb_writer.nests import fields_of, join_paths, map_present, named_leaves
 from reverb_writer.rows.kinds import Pairs, pairs
 from reverb_writer.rows.layouts import FLAG_NAMES, steps_and_mask
 from reverb_writer.transitions.records import Transitions, has_rows
@@ -121,13 +121,13 @@ def paired(
         found = pairs(kinds, starts, last_row="action")
     else:
         axis, shape = kinds.ndim - 1, tuple(kinds.shape)
-        following, then = tree.map_structure(lambda leaf: leaf[:, 1:] if axis else leaf[1:], (kinds, observation))
-        then = tree.map_structure(copied, then) if copies else then
+        following, then = map_present(lambda leaf: leaf[:, 1:] if axis else leaf[1:], (kinds, observation))
+        then = map_present(copied, then) if copies else then
 
         def before(leaf: Any) -> Any:
             return leaf if not has_rows(leaf, shape) else leaf[:, :-1] if axis else leaf[:-1]
 
-        fields = tree.map_structure(before, fields)
+        fields = map_present(before, fields)
         found = pairs(kinds, starts)
     return _transitions(xp, fields, found, then), rows.has(following, rows.LAST)
 
@@ -146,7 +146,7 @@ def _transitions(xp: Any, fields: Mapping[str, Any], found: Pairs, next_observat
         observation=fields["observation"],
         action=fields["action"],
         reward=fields["reward"],
-        discount=tree.map_structure(zero_at_ends, stored),
+        discount=map_present(zero_at_ends, stored),
         next_observation=next_observation,
         mask=found.mask,
         continues=found.continues,

@@ -9,7 +9,7 @@ import tree
 
 from reverb_writer.arrays import Array
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import shapes_text
+from reverb_writer.nests import map_present, shapes_text
 
 
 class Transitions(NamedTuple):
@@ -69,7 +69,7 @@ class Transitions(NamedTuple):
         def first(leaf: Any) -> Any:
             return leaf[:, 0] if has_rows(leaf, shape) else leaf
 
-        found = NStepTransitions(*tree.map_structure(first, tuple(self)))
+        found = NStepTransitions(*map_present(first, tuple(self)))
         return found._replace(continues=found.mask & ~found.mask)
 
 
@@ -96,4 +96,5 @@ def check_one_target(transitions: Transitions) -> None:
 
 def has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
     """Return whether the shapes of all leaves begin with this one."""
-    return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in tree.flatten(nest))
+    leaves = [nest] if hasattr(nest, "shape") else tree.flatten(nest)
+    return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in leaves)
