@@ -104,28 +104,33 @@ class BatchAssembler:
         `items` are the numbers of the known items, None for the others.
         """
         errors: list[ReverbWriterError] = []
-        added: list[int] = []
-        keys = samples.keys.tolist()
-        for number, key in enumerate(keys):
-            item = items[number]
+        left_out: list[int] = []
+        keys, at = samples.keys.tolist(), 0
+        while at < len(keys):
+            if items[at] is not None:
+                stop = items.index(None, at) if None in items[at:] else len(keys)
+                self._items += items[at:stop]  # type: ignore[arg-type]  # mypy does not see that None is not among them
+                self.num_samples += stop - at
+                at = stop
+                continue
+            key, known, num_known = keys[at], self._known, len(self._known)
+            item = known.get(key)  # an earlier sample may be of the same item
             if item is None:
-                item = self._known.get(key)  # an earlier sample may be of the same item
-            if item is None:
-                known, num_known = self._known, len(self._known)
                 try:
-                    item = self._find_or_load(key, samples.entries[number])
+                    item = self._find_or_load(key, samples.entries[at])
                 except StructureError:
                     self.num_foreign += 1
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
                 if self._known is not known or len(known) != num_known + 1:  # items were evicted or renumbered
-                    items[number + 1 :] = map(self._known.get, keys[number + 1 :])
-                if item is None:
-                    continue
-            self._items.append(item)
-            self.num_samples += 1
-            added.append(number)
-        return samples if len(added) == len(samples) else samples[added], errors
+                    items[at + 1 :] = map(self._known.get, keys[at + 1 :])
+            if item is None:
+                left_out.append(at)
+            else:
+                self._items.append(item)
+                self.num_samples += 1
+            at += 1
+        return samples[np.delete(np.arange(len(keys)), left_out)] if left_out else samples, errors
 
     def take(self) -> tuple[list[Column], BatchInfo, Array | None]:
         """Return the columns of all samples added since the last call, their info, and the kinds of the rows.
@@ -228,8 +233,10 @@ class BatchAssembler:
         trajectory: bytes | Parsed = entry.info.item.flat_trajectory
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
         ranges: RowRanges | None = None
-        caches = self._caches.values()
-        cache = next((one for one in caches if one.layout == layout and (ranges := one.find_rows(slices_of))), None)
+        cache = self._current
+        if cache is None or cache.layout != layout or not (ranges := cache.find_rows(slices_of)):
+            caches = self._caches.values()
+            cache = next((one for one in caches if one.layout == layout and (ranges := one.find_rows(slices_of))), None)
         if cache:
             spec = cache.spec
         else:

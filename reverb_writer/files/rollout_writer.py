@@ -301,7 +301,7 @@ class RolloutWriter:
             self._write(ended)
 
     def _ended(self, row: Row, env_ids: Array) -> tuple[Array, Array]:
-        """Return the environments whose episodes a step ends, and those of them that have a boundary row."""
+        """Return the environments whose episodes a step ends, and the environments that have a boundary row."""
         of_boundary = None if row.boundary is None else row.boundary.env_ids
         if self.num_envs is None:
             with_boundary = self._all_envs[: row.boundary is not None]

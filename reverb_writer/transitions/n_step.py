@@ -176,7 +176,8 @@ def _fold(transitions: Transitions, n: int, gamma: float) -> _Folded:
     rewards, discounts, is_real, goes_on = (with_axes(x, ndim) for x in (rewards, discounts, mask, continues))
     rewards = xp.where(is_real, rewards, xp.zeros_like(rewards))
     sums, products = rewards, discounts
-    last = number = array_like(xp, np.broadcast_to(np.arange(size), tuple(mask.shape)).copy(), mask)
+    own = np.zeros if size == 1 else lambda shape, dtype: np.broadcast_to(np.arange(size, dtype=dtype), shape).copy()
+    last = number = array_like(xp, own(tuple(mask.shape), np.int64), mask)
     for _ in range(min(n, size) - 1):
         sums = xp.where(goes_on, rewards + gamma * discounts * _next(xp, sums, axis), rewards)
         products = xp.where(goes_on, gamma * discounts * _next(xp, products, axis), discounts)

@@ -248,9 +248,8 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...], needed_rows
     if len(shape) > 1 and shape[1] < needed_rows:
         raise StructureError(f"windows of {shape[1]} steps hold no transition: `sequence_length` must be 2 or more.")
     needed = {name: fields[name] for name in (*_NEEDED, "discount") if name in fields}
+    if all(has_rows(field, shape) for field in needed.values()):
+        return
     paths, leaves = named_leaves(needed, "steps")
     wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not has_rows(leaf, shape)]
-    if wrong:
-        raise StructureError(
-            f"{join_paths(wrong[:3])}: expected leaves that begin with the shape of the kinds, {shape}."
-        )
+    raise StructureError(f"{join_paths(wrong[:3])}: expected leaves that begin with the shape of the kinds, {shape}.")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tree
 
-from reverb_writer.arrays import Array
+from reverb_writer.arrays import Array, pinned
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import map_present, shapes_text
 
@@ -85,6 +85,12 @@ class NStepTransitions(Transitions):
 
     batch: Any = None
 
+    def pin_memory(self) -> NStepTransitions:
+        """Return the transitions with their tensors pinned, for `DataLoader(pin_memory=True)`; `batch` remains."""
+        found = NStepTransitions(*map_present(pinned, tuple(self)))
+        found.batch = self.batch
+        return found
+
 
 def check_one_target(transitions: Transitions) -> None:
     """Refuse transitions whose reward or discount is a nest."""
@@ -96,5 +102,6 @@ def check_one_target(transitions: Transitions) -> None:
 
 def has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
     """Return whether the shapes of all leaves begin with this one."""
-    leaves = [nest] if hasattr(nest, "shape") else tree.flatten(nest)
-    return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in leaves)
+    if hasattr(nest, "shape"):
+        return tuple(nest.shape[: len(shape)]) == shape
+    return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in tree.flatten(nest))

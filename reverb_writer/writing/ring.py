@@ -22,10 +22,10 @@ import numpy.typing as npt
 from reverb_writer.writing.step_kinds import START, Kinds, Row
 from reverb_writer.writing.window_target import WindowTarget
 
-ENDS = 32
+END = 32
 """A bit beside the kind of a row in the ring: the windows of the episode end with the row, even if it is not LAST."""
 
-_ENDS = np.uint8(ENDS)
+_END = np.uint8(END)
 _MAX_ROWS = 1024
 _MIN_ROWS = 4
 _FIRST_ROWS = 64  # of an environment, before the size of its strings is known
@@ -60,7 +60,8 @@ class _ItemsOfAll:
     """Counts the items that a step of all N environments completes.
 
     `calls` counts steps of all environments, and `begun` [N] is `calls` less the steps of each open episode. So such a
-    step changes one integer, and an array only changes when an episode ends. What follows from the array is kept.
+    step changes one integer, and the array only changes when an episode ends. Results that depend on the array alone
+    are kept.
     """
 
     def __init__(self, target: WindowTarget) -> None:
@@ -100,7 +101,7 @@ class StepRing:
         capacity: most rows that may be held, less than `size` if strings are long. Only the sender assigns it.
         num_envs: number of environments, 1 also for steps without a batch dimension.
         columns: arrays [size, ...], one per leaf.
-        kinds: the kind of each row, and `ENDS` if the windows of its episode end with it, uint8 [size].
+        kinds: the kind of each row, and `END` if the windows of its episode end with it, uint8 [size].
         envs: number of the environment of each row, [size].
         marks: by number, each mark and the row before which it stands; the sender removes them.
         rows_per_call: most rows that one call writes.
@@ -153,7 +154,7 @@ class StepRing:
         row = written % self.size
         for column, leaf in zip(self.columns, leaves):  # noqa: B905  # equal in number, and the hottest line
             column[row] = leaf
-        self._kinds[row] = kind | ENDS if last else kind
+        self._kinds[row] = kind | END if last else kind
         written, steps = written + 1, num_steps + 1
         if steps >= self._length and not (steps - self._length) % self._stride:  # `completed_by`, without a call
             num_items += self._num_tables
@@ -162,7 +163,7 @@ class StepRing:
             for column, leaf in zip(self.columns, boundary.leaves, strict=True):
                 column[row] = leaf
             state, last = boundary.kind, True
-            self._kinds[row] = state | ENDS
+            self._kinds[row] = state | END
             written, steps = written + 1, steps + 1
             num_items += self._target.completed_by(steps)
         if last and not self._spans_episodes:
@@ -181,7 +182,7 @@ class StepRing:
             own[rows] = column[:num_rows]
         self.kinds[rows] = kinds
         if last:
-            self._kinds[(written + num_rows - 1) % self.size] |= ENDS
+            self._kinds[(written + num_rows - 1) % self.size] |= END
         steps = num_steps + num_rows
         num_items += self._target.num_items(steps) - self._target.num_items(num_steps)
         if last and not self._spans_episodes:
@@ -199,7 +200,7 @@ class StepRing:
         kinds, states, last, boundary, _ = of_rows
         written, (calls, begun), num_marks, before, num_items = self.head
         if last is not None:
-            kinds = kinds | last * _ENDS
+            kinds = kinds | last * _END
         if len(env_ids) == self.num_envs:
             self._put(written, leaves, kinds, env_ids)
             calls += 1
@@ -215,7 +216,7 @@ class StepRing:
             begun, num_items = self._end(calls, begun, ended, num_items)
         if boundary is not None and boundary.env_ids is not None:
             ids = boundary.env_ids
-            self._put(written, [leaf[ids] for leaf in boundary.leaves], boundary.kind[ids] | _ENDS, ids)
+            self._put(written, [leaf[ids] for leaf in boundary.leaves], boundary.kind[ids] | _END, ids)
             written, begun, states = written + len(ids), begun.copy(), np.array(states, np.uint8)
             states[ids] = boundary.kind[ids]
             begun[ids] -= 1
@@ -303,7 +304,7 @@ class StepRing:
 
     def ends(self, rows: Any) -> npt.NDArray[np.bool_]:
         """Return whether the windows of an episode end with each of these rows; `rows` is an index."""
-        ends: npt.NDArray[np.bool_] = (self.kinds[rows] & _ENDS) != 0
+        ends: npt.NDArray[np.bool_] = (self.kinds[rows] & _END) != 0
         return ends
 
     def rows(self, start: int, stop: int) -> Any:

@@ -38,7 +38,7 @@ Kinds = npt.NDArray[np.uint8]
 EnvIds = npt.NDArray[np.integer[Any]]
 
 Ends: TypeAlias = tuple[Any, Any, Any, Any]
-"""What a caller says of the end of an episode: `end_of_episode`, `terminated`, `truncated`, `final_observation`."""
+"""`end_of_episode`, `terminated`, `truncated` and `final_observation`, the arguments of a call about an end."""
 
 ZERO_DISCOUNT = 32
 """A bit of the state only: the discount of the row before is 0."""
