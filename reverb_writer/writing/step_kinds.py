@@ -197,21 +197,7 @@ class StepKinds:
             return self._unmarked_end(leaves, row.kind, before, self._flags(end_of_episode, env_ids))
         is_terminal = self._flags(terminated, env_ids)
         is_last = is_terminal | self._flags(truncated, env_ids)
-        if not self._any(is_last):  # the flags are those of environments without a row
-            return row
-        has_boundary = is_terminal if final_observation is None else is_last
-        kind, state, ends_here = row[:3]
-        if has_boundary is not is_last:
-            ends_here = is_last > has_boundary
-            kind = kind | LAST * ends_here
-            state = self.state(kind, leaves)
-            if not self._any(has_boundary):
-                return Row(kind, state, ends_here)
-        final = self._final_leaves(leaves, final_observation)
-        if self._num_envs is None:
-            return Row(kind, state, ends_here, Boundary(final, LAST | TERMINAL * is_terminal, None))
-        of_last = is_terminal * _TERMINAL | _LAST
-        return Row(kind, state, ends_here, Boundary(final, of_last, has_boundary.nonzero()[0]))
+        return self._flagged_end(leaves, row, is_terminal, is_last, final_observation)
 
     def block(self, columns: Sequence[npt.NDArray[Any]], before: int) -> Kinds:
         """Return the kinds [T] of rows of one environment, columns [T, ...], that `extend` writes."""
@@ -283,6 +269,26 @@ class StepKinds:
             is_terminal = _follows_zero(before)
         kind = (LAST | ACTION * self._has_action) * is_last | ACTION * (is_last ^ True)
         return kind | TERMINAL * (is_last & is_terminal) | FIRST * self._begins(leaves, before)
+
+    def _flagged_end(
+        self, leaves: Sequence[Any], row: Row, is_terminal: Any, is_last: Any, final_observation: Any
+    ) -> Row:
+        """Return the row of an end that `terminated` or `truncated` marks; `row` is the row without the end."""
+        if not self._any(is_last):  # the flags are those of environments without a row
+            return row
+        has_boundary = is_terminal if final_observation is None else is_last
+        kind, state, ends_here = row[:3]
+        if has_boundary is not is_last:
+            ends_here = is_last > has_boundary
+            kind = kind | LAST * ends_here
+            state = self.state(kind, leaves)
+            if not self._any(has_boundary):
+                return Row(kind, state, ends_here)
+        final = self._final_leaves(leaves, final_observation)
+        if self._num_envs is None:
+            return Row(kind, state, ends_here, Boundary(final, LAST | TERMINAL * is_terminal, None))
+        of_last = is_terminal * _TERMINAL | _LAST
+        return Row(kind, state, ends_here, Boundary(final, of_last, has_boundary.nonzero()[0]))
 
     def _unmarked_end(self, leaves: Sequence[Any], kind: Any, before: Any, is_last: Any) -> Row:
         """Return the row of an end that `end_of_episode` alone marks."""
