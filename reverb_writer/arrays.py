@@ -105,6 +105,11 @@ def copied(x: Array) -> Array:
     return x if type(x).__module__.startswith("jax") else x.copy()
 
 
+def pinned(leaf: Any) -> Any:
+    """Return a tensor in pinned memory; other leaves unchanged, such as strings, which are arrays of NumPy."""
+    return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
+
+
 def with_axes(x: Array, ndim: int) -> Array:
     """Append axes of size 1 to an array until it has `ndim` axes."""
     return x.reshape((*x.shape, *(1,) * (ndim - x.ndim)))

@@ -265,6 +265,20 @@ def map_present(function: Callable[..., Any], *nests: Any) -> Any:
     >>> map_present(lambda x: -x, (1, None))
     (-1, None)
     """
-    if not tree.is_nested(nests[0]):  # the most frequent case, in a tenth of the time
-        return None if nests[0] is None else function(*nests)
+    if len(nests) == 1:
+        return _mapped(function, nests[0])
     return tree.map_structure(lambda *leaves: None if leaves[0] is None else function(*leaves), *nests)
+
+
+def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    """Apply a function to the leaves of a nest, except None, in a fraction of the time of `tree.map_structure`."""
+    kind = type(nest)
+    if kind is dict:
+        return {key: _mapped(function, part) for key, part in nest.items()}
+    if kind is list or kind is tuple:
+        return kind([_mapped(function, part) for part in nest])
+    if isinstance(nest, tuple) and hasattr(kind, "_make"):
+        return kind._make([_mapped(function, part) for part in nest])
+    if tree.is_nested(nest):  # such as an OrderedDict or an attrs class
+        return tree.map_structure(lambda leaf: None if leaf is None else function(leaf), nest)
+    return None if nest is None else function(nest)

@@ -108,7 +108,8 @@ class StepStructure:
         is_slow = any(of.kind == "O" or (of.name == "bfloat16" and not shape) for of, shape in self._expected)
         self._fast = None if is_slow else self._expected
         # The type of a NumPy scalar shows its dtype and shape, and is read in a third of the time.
-        self._has_scalars = not is_slow and any(not shape for _, shape in self._expected)
+        scalars = [of.kind for of, shape in self._expected if not shape]
+        self._has_scalars = bool(scalars) and not is_slow and set(scalars) <= set("biufc")  # other types have units
         self._types = [np.ndarray if shape else dtype.type for dtype, shape in self._expected]
         self._arrays = [(number, of) for number, of in enumerate(self._expected) if of[1]]
         self._flatten = flattener(example)

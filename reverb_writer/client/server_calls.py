@@ -60,6 +60,10 @@ class Sample(_Sample):
         sample.kinds = kinds
         return sample
 
+    def _replace(self, **fields: Any) -> Sample:
+        """Return a sample with other fields and the same kinds."""
+        return self.of(*super()._replace(**fields), self.kinds)
+
 
 class Server:
     """A server of a `Client`, which documents the verbs. Thread-safe."""

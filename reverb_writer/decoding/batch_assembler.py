@@ -92,36 +92,51 @@ class BatchAssembler:
         if not self.num_samples:
             self._received_at = time.monotonic()
         errors: list[ReverbWriterError] = []
-        items = [item for item in map(self._decoder.known.get, samples.keys.tolist()) if item is not None]
-        if len(items) == len(samples):
-            self._items += items
+        items = list(map(self._decoder.known.get, samples.keys.tolist()))
+        if None not in items:
+            self._items += items  # type: ignore[arg-type]  # mypy does not see that None is not among them
             self.num_samples += len(samples)
         else:
-            samples, errors = self._add_new(samples)
+            samples, errors = self._add_new(samples, items)
         # Keep numbers, not messages: a kept message would keep the whole response in memory.
         self._numbers.append(samples.numbers)
         return errors
 
-    def _add_new(self, samples: Samples) -> tuple[Samples, list[ReverbWriterError]]:
-        """Add samples, also of new items; return the added samples, and the errors of the others."""
+    def _add_new(self, samples: Samples, items: list[int | None]) -> tuple[Samples, list[ReverbWriterError]]:
+        """Add samples, also of new items; return the added samples, and the errors of the others.
+
+        `items` are the numbers of the known items, None for the others.
+        """
         errors: list[ReverbWriterError] = []
-        added: list[int] = []
+        left_out: list[int] = []
         decoder, let_go = self._decoder, self._let_go
-        for number, (key, entry) in enumerate(zip(samples.keys.tolist(), samples, strict=True)):
-            item = decoder.known.get(key)  # a new item may have evicted this one
+        keys, at = samples.keys.tolist(), 0
+        items.append(None)  # ends the last run of known items
+        while at < len(keys):
+            if items[at] is not None:
+                stop = items.index(None, at)
+                self._items += items[at:stop]  # type: ignore[arg-type]  # mypy does not see that None is not among them
+                self.num_samples += stop - at
+                at = stop
+                continue
+            key, known, num_known = keys[at], decoder.known, len(decoder.known)
+            item = known.get(key)  # an earlier sample may be of the same item
             if item is None:
                 try:
-                    item = decoder.find(key, entry, let_go)
+                    item = decoder.find(key, samples.entries[at], let_go)
                 except StructureError:
                     self.num_foreign += 1
-                    continue
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
-                    continue
-            self._items.append(item)
-            self.num_samples += 1
-            added.append(number)
-        return samples if len(added) == len(samples) else samples[added], errors
+                if decoder.known is not known or len(known) != num_known + 1:  # items were evicted or renumbered
+                    items[at + 1 : -1] = map(decoder.known.get, keys[at + 1 :])
+            if item is None:
+                left_out.append(at)
+            else:
+                self._items.append(item)
+                self.num_samples += 1
+            at += 1
+        return samples[np.delete(np.arange(len(keys)), left_out)] if left_out else samples, errors
 
     def take(self) -> tuple[list[Column], BatchInfo, Array | None]:
         """Return the columns of all samples added since the last call, their info, and the kinds of the rows.

@@ -69,8 +69,10 @@ class SampleDecoder:
         trajectory: bytes | Parsed = entry.info.item.flat_trajectory
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
         ranges: RowRanges | None = None
-        caches = self._caches.values()
-        cache = next((one for one in caches if one.layout == layout and (ranges := one.find_rows(slices_of))), None)
+        cache = self.current
+        if cache is None or cache.layout != layout or not (ranges := cache.find_rows(slices_of)):
+            caches = self._caches.values()
+            cache = next((one for one in caches if one.layout == layout and (ranges := one.find_rows(slices_of))), None)
         if cache:
             spec = cache.spec
         else:

@@ -33,6 +33,9 @@ def kinds_of(
 ) -> Array:
     """Return the kinds of rows that have none yet, from the leaves in the table above. Pure.
 
+    Row 0 is FIRST only if a leaf shows it, because the rows may be cut from the middle of an episode. `first_rows`
+    begins a trajectory at row 0 in any case, and `RolloutWriter.save` makes row 0 of a whole trajectory FIRST.
+
     Args:
         steps: nest with leaves [T, ...], [N, ...] or [B, T, ...], of NumPy or another library. Flags may have a last
             axis of size 1. A pair (steps, mask), as older observers wrote it, has a mask of its own.

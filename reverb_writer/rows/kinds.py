@@ -69,21 +69,24 @@ def pairs(
     [False, True]
     """
     xp = array_namespace(kinds)
-    no = xp.zeros_like(has(kinds, LAST))
-    breaks = no if starts is None else concatenated(xp, [starts[..., 1:], no[..., :1]], -1)
-    are_all = following is not None or last_row == "action"
-    if following is None:
-        following = concatenated(xp, [kinds[..., 1:], xp.full_like(kinds[..., :1], PADDING)], -1)
-        following = xp.where(breaks, following | FIRST, following)
-    mask = ((kinds & (ACTION | LAST)) == ACTION) & ~has(following, PADDING | FIRST)
-    terminal = mask & ((following & (ACTION | TERMINAL)) == TERMINAL)
+    breaks = None if starts is None else starts[..., 1:]
+    if following is None and last_row != "action":
+        own, after = kinds[..., :-1], kinds[..., 1:]
+    else:
+        own, after = kinds, following
+        if after is None:
+            after = concatenated(xp, [kinds[..., 1:], xp.full_like(kinds[..., :1], PADDING)], -1)
+        if starts is not None:
+            breaks = concatenated(xp, [starts[..., 1:], xp.zeros_like(starts[..., :1])], -1)
+    mask = ((own & (ACTION | LAST)) == ACTION) & ((after & (PADDING | FIRST)) == 0)
+    if breaks is not None and following is None:
+        mask = mask & ~breaks
+    terminal = mask & ((after & (ACTION | TERMINAL)) == TERMINAL)
     if last_row == "action":
-        ends = (kinds & (ACTION | TERMINAL)) == ACTION | TERMINAL
-        mask, terminal, breaks = mask | ends, terminal | ends, breaks | ends
-    if not are_all:
-        mask, terminal, no, breaks = (flags[..., :-1] for flags in (mask, terminal, no, breaks))
-    continues = concatenated(xp, [mask[..., :-1] & mask[..., 1:], no[..., :1]], -1)
-    return Pairs(mask, terminal, continues & ~breaks)
+        ends = (own & (ACTION | TERMINAL)) == ACTION | TERMINAL
+        mask, terminal, breaks = mask | ends, terminal | ends, ends if breaks is None else breaks | ends
+    continues = concatenated(xp, [mask[..., :-1] & mask[..., 1:], xp.zeros_like(mask[..., :1])], -1)
+    return Pairs(mask, terminal, continues if breaks is None else continues & ~breaks)
 
 
 def first_rows(kinds: Array, starts: Array | None = None) -> Array:

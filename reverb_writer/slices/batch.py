@@ -21,7 +21,7 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer import rows
-from reverb_writer.arrays import array_like, array_namespace
+from reverb_writer.arrays import array_like, array_namespace, pinned
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
 from reverb_writer.rows.layouts import leaves_of_kinds, steps_and_mask
@@ -158,7 +158,7 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors pinned, for `DataLoader(pin_memory=True)`."""
-        return self.map_arrays(_pinned, _pinned)
+        return self.map_arrays(pinned, pinned)
 
 
 def _check_alike(batches: Sequence[Batch]) -> None:
@@ -194,10 +194,6 @@ def _joined_kinds(batches: Sequence[Batch]) -> dict[str, Any]:
         return unknown
     next_kinds = np.concatenate([batch.next_kinds for batch in batches]) if needs_all else None
     return {**unknown, "row_kinds": kinds, "next_kinds": next_kinds}
-
-
-def _pinned(tensor: Any) -> Any:
-    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings stay NumPy arrays
 
 
 def _whereabouts(data: Any, name: str) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import tree
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import (
@@ -24,11 +23,13 @@ from reverb_writer.arrays import (
     array_namespace,
     as_float,
     concatenated,
+    copied,
     take_along_time,
     with_axes,
 )
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import host_array
+from reverb_writer.nests import map_present
 from reverb_writer.transitions.pairing import paired, steps_fields
 from reverb_writer.transitions.records import NStepTransitions, Transitions, check_one_target, has_rows
 
@@ -73,7 +74,7 @@ def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
             **transitions._asdict(),
             "reward": folded.reward,
             "discount": folded.discount,
-            "next_observation": tree.map_structure(later, transitions.next_observation),
+            "next_observation": map_present(later, transitions.next_observation),
             "continues": folded.xp.zeros_like(transitions.continues),
         }
     )
@@ -135,11 +136,15 @@ def one_per_window(
         return leaf[:, 0] if columns is None else take_along_time(xp, leaf, columns)[:, 0]
 
     last = of_row(folded.last)[:, None]
+
+    def row_after(leaf: Any) -> Any:
+        return copied(leaf[:, 0]) if size == 1 else take_along_time(xp, leaf, last)[:, 0]
+
     chosen = found._replace(
         reward=folded.reward, discount=folded.discount, continues=found.mask ^ found.mask, next_observation=()
     )
-    return NStepTransitions(*tree.map_structure(of_row, tuple(chosen)))._replace(
-        next_observation=tree.map_structure(lambda leaf: take_along_time(xp, leaf, last)[:, 0], found.next_observation)
+    return NStepTransitions(*map_present(of_row, tuple(chosen)))._replace(
+        next_observation=map_present(row_after, found.next_observation)
     )
 
 
@@ -171,7 +176,8 @@ def _fold(transitions: Transitions, n: int, gamma: float) -> _Folded:
     rewards, discounts, is_real, goes_on = (with_axes(x, ndim) for x in (rewards, discounts, mask, continues))
     rewards = xp.where(is_real, rewards, xp.zeros_like(rewards))
     sums, products = rewards, discounts
-    last = number = array_like(xp, np.broadcast_to(np.arange(size), tuple(mask.shape)).copy(), mask)
+    own = np.zeros if size == 1 else lambda shape, dtype: np.broadcast_to(np.arange(size, dtype=dtype), shape).copy()
+    last = number = array_like(xp, own(tuple(mask.shape), np.int64), mask)
     for _ in range(min(n, size) - 1):
         sums = xp.where(goes_on, rewards + gamma * discounts * _next(xp, sums, axis), rewards)
         products = xp.where(goes_on, gamma * discounts * _next(xp, products, axis), discounts)

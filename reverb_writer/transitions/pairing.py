@@ -24,7 +24,7 @@ from reverb_writer.arrays import (
 )
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
-from reverb_writer.nests import fields_of, join_paths, named_leaves
+from reverb_writer.nests import fields_of, join_paths, map_present, named_leaves
 from reverb_writer.rows.kinds import Pairs, pairs
 from reverb_writer.rows.layouts import FLAG_NAMES, steps_and_mask
 from reverb_writer.transitions.records import Transitions, has_rows
@@ -121,13 +121,13 @@ def paired(
         found = pairs(kinds, starts, last_row="action")
     else:
         axis, shape = kinds.ndim - 1, tuple(kinds.shape)
-        following, then = tree.map_structure(lambda leaf: leaf[:, 1:] if axis else leaf[1:], (kinds, observation))
-        then = tree.map_structure(copied, then) if copies else then
+        following, then = map_present(lambda leaf: leaf[:, 1:] if axis else leaf[1:], (kinds, observation))
+        then = map_present(copied, then) if copies else then
 
         def before(leaf: Any) -> Any:
             return leaf if not has_rows(leaf, shape) else leaf[:, :-1] if axis else leaf[:-1]
 
-        fields = tree.map_structure(before, fields)
+        fields = map_present(before, fields)
         found = pairs(kinds, starts)
     return _transitions(xp, fields, found, then), rows.has(following, rows.LAST)
 
@@ -146,7 +146,7 @@ def _transitions(xp: Any, fields: Mapping[str, Any], found: Pairs, next_observat
         observation=fields["observation"],
         action=fields["action"],
         reward=fields["reward"],
-        discount=tree.map_structure(zero_at_ends, stored),
+        discount=map_present(zero_at_ends, stored),
         next_observation=next_observation,
         mask=found.mask,
         continues=found.continues,
@@ -248,9 +248,8 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...], needed_rows
     if len(shape) > 1 and shape[1] < needed_rows:
         raise StructureError(f"windows of {shape[1]} steps hold no transition: `sequence_length` must be 2 or more.")
     needed = {name: fields[name] for name in (*_NEEDED, "discount") if name in fields}
+    if all(has_rows(field, shape) for field in needed.values()):
+        return
     paths, leaves = named_leaves(needed, "steps")
     wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not has_rows(leaf, shape)]
-    if wrong:
-        raise StructureError(
-            f"{join_paths(wrong[:3])}: expected leaves that begin with the shape of the kinds, {shape}."
-        )
+    raise StructureError(f"{join_paths(wrong[:3])}: expected leaves that begin with the shape of the kinds, {shape}.")

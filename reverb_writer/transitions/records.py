@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import tree
 
-from reverb_writer.arrays import Array
+from reverb_writer.arrays import Array, pinned
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import shapes_text
+from reverb_writer.nests import map_present, shapes_text
 
 
 class Transitions(NamedTuple):
@@ -69,7 +69,7 @@ class Transitions(NamedTuple):
         def first(leaf: Any) -> Any:
             return leaf[:, 0] if has_rows(leaf, shape) else leaf
 
-        found = NStepTransitions(*tree.map_structure(first, tuple(self)))
+        found = NStepTransitions(*map_present(first, tuple(self)))
         return found._replace(continues=found.mask & ~found.mask)
 
 
@@ -85,6 +85,12 @@ class NStepTransitions(Transitions):
 
     batch: Any = None
 
+    def pin_memory(self) -> NStepTransitions:
+        """Return the transitions with their tensors pinned, for `DataLoader(pin_memory=True)`; `batch` remains."""
+        found = NStepTransitions(*map_present(pinned, tuple(self)))
+        found.batch = self.batch
+        return found
+
 
 def check_one_target(transitions: Transitions) -> None:
     """Refuse transitions whose reward or discount is a nest."""
@@ -96,4 +102,6 @@ def check_one_target(transitions: Transitions) -> None:
 
 def has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
     """Return whether the shapes of all leaves begin with this one."""
+    if hasattr(nest, "shape"):
+        return tuple(nest.shape[: len(shape)]) == shape
     return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in tree.flatten(nest))

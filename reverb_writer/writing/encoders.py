@@ -23,7 +23,7 @@ from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk, encode_
 from reverb_writer.rows import PADDING
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.writing.records import Chunk, Ready
-from reverb_writer.writing.ring import ENDS, StepRing
+from reverb_writer.writing.ring import END, StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
 from reverb_writer.writing.window_target import NEVER, Integers, WindowTarget
@@ -70,7 +70,7 @@ class Encoder:
         """
         layout = self.layout
         columns = [] if rows is None else [column[rows] for column in self.ring.columns]
-        kinds = self.ring.kinds[rows] & ~np.uint8(ENDS) if columns else np.zeros(0, np.uint8)
+        kinds = self.ring.kinds[rows] & ~np.uint8(END) if columns else np.zeros(0, np.uint8)
         num_real = len(kinds)
         if num_padding:
             structure = layout.structure

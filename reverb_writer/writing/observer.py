@@ -121,7 +121,7 @@ class Observer(ObserverLife):
         """Find the kind of a row, or of the rows of N environments, wait for room, and write it.
 
         `step` and `env_mask` are those of a call. `known` is the kind and whether the windows end with the row, if the
-        caller knows it. `ends` is what the caller says of an end, if anything.
+        caller knows it. `ends` are the arguments of a call about an end, None if all are None.
         """
         env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
         sender = self._sender or self._start(step)

@@ -12,6 +12,7 @@ Source: Lamport 1977, Proving the correctness of multiprocess programs (one prod
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,10 +23,11 @@ import numpy.typing as npt
 from reverb_writer.writing.step_kinds import START, Kinds, Row
 from reverb_writer.writing.window_target import WindowTarget
 
-ENDS = 32
+END = 32
 """A bit beside the kind of a row in the ring: the windows of the episode end with the row, even if it is not LAST."""
 
-_ENDS = np.uint8(ENDS)
+_END = np.uint8(END)
+_MAX_PHASES = 4096
 _MAX_ROWS = 1024
 _MIN_ROWS = 4
 _FIRST_ROWS = 64  # of an environment, before the size of its strings is known
@@ -60,36 +62,37 @@ class _ItemsOfAll:
     """Counts the items that a step of all N environments completes.
 
     `calls` counts steps of all environments, and `begun` [N] is `calls` less the steps of each open episode. So such a
-    step changes one integer, and the array only changes when an episode ends. Numbers that follow from it are kept.
+    step changes one integer, and the array only changes when an episode ends. Results that depend on the array alone
+    are kept if it is used twice.
     """
 
     def __init__(self, target: WindowTarget) -> None:
         """Set the target."""
-        self._length, self._stride, self._num_tables = target.length, target.spec.stride_length, target.num_tables
+        self._target, self._length, self._stride = target, target.length, target.spec.stride_length
         self._begun: Any = None
-        self._first = self._latest = 0
+        self._bounds: tuple[int, int] | None = None  # the least and the largest `begun`
         self._phases: Any = None
-        self._per_phase: list[int] | None = None
+        self._per_phase: list[int] = []  # environments by phase
 
     def completed(self, calls: int, begun: Any) -> int:
         """Return the items that the step with which there are `calls` completes."""
         if begun is not self._begun:
-            self._first, self._latest = int(begun.min()), int(begun.max())
-            self._phases = self._per_phase = None
-            self._begun = begun
-        upto = calls - self._length  # an episode that began here has its first window now
-        if upto < self._first:
-            return 0
-        if upto < self._latest and self._stride == 1:
-            return int(np.count_nonzero(begun <= upto)) * self._num_tables
-        phase = upto % self._stride
-        if self._phases is None:
+            self._bounds, self._begun = None, begun
+            return self._target.completed_by_each(calls - begun)
+        if self._bounds is None:
             self._phases = begun % self._stride
-        if upto < self._latest:
-            return int(np.count_nonzero((begun <= upto) & (self._phases == phase))) * self._num_tables
-        if self._per_phase is None:
-            self._per_phase = np.bincount(self._phases, minlength=self._stride).tolist()
-        return self._per_phase[phase] * self._num_tables
+            is_short = self._stride <= _MAX_PHASES
+            self._per_phase = np.bincount(self._phases, minlength=self._stride).tolist() if is_short else []
+            self._bounds = int(begun.min()), int(begun.max())
+        first, latest = self._bounds
+        upto = calls - self._length  # an episode that began here has its first window now
+        if upto < first:
+            return 0
+        phase = upto % self._stride
+        if upto >= latest and self._per_phase:
+            return self._per_phase[phase] * self._target.num_tables
+        is_due = begun <= upto if self._stride == 1 else (begun <= upto) & (self._phases == phase)
+        return int(np.count_nonzero(is_due)) * self._target.num_tables
 
 
 class StepRing:
@@ -100,7 +103,7 @@ class StepRing:
         capacity: most rows that may be held, less than `size` if strings are long. Only the sender assigns it.
         num_envs: number of environments, 1 also for steps without a batch dimension.
         columns: arrays [size, ...], one per leaf.
-        kinds: the kind of each row, and `ENDS` if the windows of its episode end with it, uint8 [size].
+        kinds: the kind of each row, and `END` if the windows of its episode end with it, uint8 [size].
         envs: number of the environment of each row, [size].
         marks: by number, each mark and the row before which it stands; the sender removes them.
         rows_per_call: most rows that one call writes.
@@ -143,6 +146,7 @@ class StepRing:
         self._target, self._spans_episodes = target, target.spans_episodes
         self._length, self._stride, self._num_tables = target.length, target.spec.stride_length, target.num_tables
         self._items_of_all = _ItemsOfAll(target)
+        self._completed_by_end = functools.lru_cache(4096)(target.completed_by_end)
 
     # ------------------------------------------------------------------------------------------ the observer's side
 
@@ -153,7 +157,7 @@ class StepRing:
         row = written % self.size
         for column, leaf in zip(self.columns, leaves):  # noqa: B905  # equal in number, and the hottest line
             column[row] = leaf
-        self._kinds[row] = kind | ENDS if last else kind
+        self._kinds[row] = kind | END if last else kind
         written, steps = written + 1, num_steps + 1
         if steps >= self._length and not (steps - self._length) % self._stride:  # `completed_by`, without a call
             num_items += self._num_tables
@@ -162,11 +166,11 @@ class StepRing:
             for column, leaf in zip(self.columns, boundary.leaves, strict=True):
                 column[row] = leaf
             state, last = boundary.kind, True
-            self._kinds[row] = state | ENDS
+            self._kinds[row] = state | END
             written, steps = written + 1, steps + 1
             num_items += self._target.completed_by(steps)
         if last and not self._spans_episodes:
-            num_items += self._target.completed_by_end(steps)
+            num_items += self._completed_by_end(steps)
             steps = 0
         self.head = written, steps, num_marks, state, num_items
         wake_after = self.wake_after  # as in `due`
@@ -181,11 +185,11 @@ class StepRing:
             own[rows] = column[:num_rows]
         self.kinds[rows] = kinds
         if last:
-            self._kinds[(written + num_rows - 1) % self.size] |= ENDS
+            self._kinds[(written + num_rows - 1) % self.size] |= END
         steps = num_steps + num_rows
         num_items += self._target.num_items(steps) - self._target.num_items(num_steps)
         if last and not self._spans_episodes:
-            num_items += self._target.completed_by_end(steps)
+            num_items += self._completed_by_end(steps)
             steps = 0
         self.head = written + num_rows, steps, num_marks, state, num_items
 
@@ -199,7 +203,7 @@ class StepRing:
         kinds, states, last, boundary, _ = of_rows
         written, (calls, begun), num_marks, before, num_items = self.head
         if last is not None:
-            kinds = kinds | last * _ENDS
+            kinds = kinds | last * _END
         if len(env_ids) == self.num_envs:
             self._put(written, leaves, kinds, env_ids)
             calls += 1
@@ -211,16 +215,21 @@ class StepRing:
             begun[env_ids] -= 1
             num_items += self._target.completed_by_each(calls - begun[env_ids])
         written += len(env_ids)
-        if last is not None and len(ended := env_ids[last[env_ids]]):
-            begun, num_items = self._end(calls, begun, ended, num_items)
+        if last is not None and not self._spans_episodes and len(ended := env_ids[last[env_ids]]):
+            num_items += sum(map(self._completed_by_end, (calls - begun[ended]).tolist()))
+            begun = begun.copy()
+            begun[ended] = calls
         if boundary is not None and boundary.env_ids is not None:
-            ids = boundary.env_ids
-            self._put(written, [leaf[ids] for leaf in boundary.leaves], boundary.kind[ids] | _ENDS, ids)
-            written, begun, states = written + len(ids), begun.copy(), np.array(states, np.uint8)
-            states[ids] = boundary.kind[ids]
+            ids, of_ids = boundary.env_ids, boundary.kind[boundary.env_ids]
+            self._put(written, [leaf[ids] for leaf in boundary.leaves], of_ids | _END, ids)
+            written, begun, states = written + len(ids), begun.copy(), states.copy()
             begun[ids] -= 1
-            num_items += self._target.completed_by_each(calls - begun[ids])
-            begun, num_items = self._end(calls, begun, ids, num_items)
+            states[ids] = of_ids
+            counts = (calls - begun[ids]).tolist()
+            num_items += sum(map(self._target.completed_by, counts))
+            if not self._spans_episodes:
+                num_items += sum(map(self._completed_by_end, counts))
+                begun[ids] = calls
         self.head = written, (calls, begun), num_marks, states, num_items
         return self.due()
 
@@ -230,14 +239,6 @@ class StepRing:
         for column, leaf in zip(self.columns, leaves):  # noqa: B905  # as above
             column[rows] = leaf
         self.kinds[rows], self.envs[rows] = kinds, env_ids
-
-    def _end(self, calls: int, begun: Any, ended: npt.NDArray[Any], num_items: int) -> tuple[Any, int]:
-        """Return `begun` and the items after episodes have ended."""
-        if self._spans_episodes:
-            return begun, num_items
-        counts, begun = calls - begun[ended], begun.copy()
-        begun[ended] = calls
-        return begun, num_items + sum(map(self._target.completed_by_end, counts.tolist()))
 
     def mark(self, mark: Reset | float) -> None:
         """Write a mark; the next mark overwrites it if an interrupt comes before `head` is assigned.
@@ -303,7 +304,7 @@ class StepRing:
 
     def ends(self, rows: Any) -> npt.NDArray[np.bool_]:
         """Return whether the windows of an episode end with each of these rows; `rows` is an index."""
-        ends: npt.NDArray[np.bool_] = (self.kinds[rows] & _ENDS) != 0
+        ends: npt.NDArray[np.bool_] = (self.kinds[rows] & _END) != 0
         return ends
 
     def rows(self, start: int, stop: int) -> Any:

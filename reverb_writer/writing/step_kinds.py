@@ -38,10 +38,12 @@ Kinds = npt.NDArray[np.uint8]
 EnvIds = npt.NDArray[np.integer[Any]]
 
 Ends: TypeAlias = tuple[Any, Any, Any, Any]
-"""A call's `end_of_episode`, `terminated`, `truncated` and `final_observation`, which show the end of an episode."""
+"""`end_of_episode`, `terminated`, `truncated` and `final_observation`, the arguments of a call about an end."""
 
 ZERO_DISCOUNT = 32
 """A bit of the state only: the discount of the row before is 0."""
+
+_LAST, _TERMINAL = np.uint8(LAST), np.uint8(TERMINAL)
 
 START = LAST
 """The state before the first row of a stream."""
@@ -195,15 +197,7 @@ class StepKinds:
             return self._unmarked_end(leaves, row.kind, before, self._flags(end_of_episode, env_ids))
         is_terminal = self._flags(terminated, env_ids)
         is_last = is_terminal | self._flags(truncated, env_ids)
-        has_boundary = is_terminal if final_observation is None else is_last
-        ends_here = is_last > has_boundary
-        kind = row.kind | LAST * ends_here
-        state = self.state(kind, leaves)
-        if not self._any(has_boundary):
-            return Row(kind, state, ends_here)
-        of_envs = None if self._num_envs is None else has_boundary.nonzero()[0]
-        final = self._final_leaves(leaves, final_observation)
-        return Row(kind, state, ends_here, Boundary(final, LAST | TERMINAL * is_terminal, of_envs))
+        return self._flagged_end(leaves, row, is_terminal, is_last, final_observation)
 
     def block(self, columns: Sequence[npt.NDArray[Any]], before: int) -> Kinds:
         """Return the kinds [T] of rows of one environment, columns [T, ...], that `extend` writes."""
@@ -275,6 +269,26 @@ class StepKinds:
             is_terminal = _follows_zero(before)
         kind = (LAST | ACTION * self._has_action) * is_last | ACTION * (is_last ^ True)
         return kind | TERMINAL * (is_last & is_terminal) | FIRST * self._begins(leaves, before)
+
+    def _flagged_end(
+        self, leaves: Sequence[Any], row: Row, is_terminal: Any, is_last: Any, final_observation: Any
+    ) -> Row:
+        """Return the row of an end that `terminated` or `truncated` marks; `row` is the row without the end."""
+        if not self._any(is_last):  # the flags are those of environments without a row
+            return row
+        has_boundary = is_terminal if final_observation is None else is_last
+        kind, state, ends_here = row[:3]
+        if has_boundary is not is_last:
+            ends_here = is_last > has_boundary
+            kind = kind | LAST * ends_here
+            state = self.state(kind, leaves)
+            if not self._any(has_boundary):
+                return Row(kind, state, ends_here)
+        final = self._final_leaves(leaves, final_observation)
+        if self._num_envs is None:
+            return Row(kind, state, ends_here, Boundary(final, LAST | TERMINAL * is_terminal, None))
+        of_last = is_terminal * _TERMINAL | _LAST
+        return Row(kind, state, ends_here, Boundary(final, of_last, has_boundary.nonzero()[0]))
 
     def _unmarked_end(self, leaves: Sequence[Any], kind: Any, before: Any, is_last: Any) -> Row:
         """Return the row of an end that `end_of_episode` alone marks."""

@@ -134,8 +134,6 @@ class WindowTarget:
         past = num_steps - self.length
         if self.spec.stride_length == 1:
             return int(np.count_nonzero(past >= 0)) * self.num_tables
-        if past.max(initial=-1) < 0:
-            return 0
         return int(np.count_nonzero((past >= 0) & (past % self.spec.stride_length == 0))) * self.num_tables
 
     def completed_by_end(self, num_steps: int, *, align: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,3 +100,16 @@ def test_arguments_are_checked() -> None:
     flat = rw.Batch(flat.data, None, row_kinds=np.full(3, ACTION, np.uint8))
     with pytest.raises(rw.errors.StructureError, match="the batch has slices"):
         one_per_window(flat, 1, 0.5, rng)
+
+
+def test_pinned_transitions_keep_their_batch() -> None:
+    """`DataLoader(pin_memory=True)` calls `pin_memory` if there is one, and otherwise rebuilds a named tuple."""
+    batch = windows([BEGIN, ACTION])
+    found = one_per_window(batch, 1, 0.99, np.random.default_rng(0))._replace(
+        observation=SimpleNamespace(pin_memory=lambda: "pinned"), extras={"name": np.array([b"a"], object)}
+    )
+    found.batch = batch
+    pinned = found.pin_memory()
+    assert pinned.batch is batch
+    assert pinned.observation == "pinned"
+    assert pinned.extras["name"].tolist() == [b"a"]  # strings cannot be pinned
