@@ -102,9 +102,9 @@ class ShardedOutbox:
         """Queue the items at their destinations; cut streams that are long enough for a server."""
         groups: dict[Destination, list[Batch]] = {}
         for batch in batches:
-            route = batch.episode.receiver
+            route = batch.origin.receiver
             if route is None or route.destination.is_given_up:
-                route = batch.episode.receiver = Route(self._choose(batch.num_items))
+                route = batch.origin.receiver = Route(self._choose(batch.num_items))
             route.num_items += batch.num_items
             route.destination.num_reserved += batch.num_items
             groups.setdefault(route.destination, []).append(batch)

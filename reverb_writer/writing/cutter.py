@@ -304,7 +304,7 @@ class Cutter:
 
     def needed_chunks(self) -> list[int]:
         """Return the keys of the chunks that later windows may refer to."""
-        episodes = [*self._episodes, *[ready.episode for ready in self._ended]]
+        episodes = [*self._episodes, *[ready.origin for ready in self._ended]]
         return [chunk.key for episode in episodes for chunk in episode.chunks]
 
 

@@ -82,7 +82,7 @@ class ItemOrigin:
 class ItemBatch(NamedTuple):
     """Consecutive items."""
 
-    episode: ItemOrigin
+    origin: ItemOrigin
     items: list[EncodedItem]
     num_items: int
 

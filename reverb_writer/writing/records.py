@@ -37,7 +37,7 @@ class Ready(NamedTuple):
     """Windows of one episode that are complete in its chunks."""
 
     target: WindowTarget
-    episode: OpenEpisode
+    origin: OpenEpisode
     after: int  # windows that end at or before this step count were encoded before
     num_steps: int  # real steps of an ended episode; real steps in chunks of an open one
     end: EpisodeEnd | None  # None if the episode is open

@@ -1,6 +1,6 @@
 """The interface between a writer's kind of rows and the sender.
 
-    caller's thread -> rows -> source -> Ready batches -> requests
+    caller's thread -> rows -> source -> batches of complete items -> requests
 
 `Cutter` makes windows of steps; `ItemSource` passes whole items on.
 """
@@ -59,8 +59,8 @@ class Batch(Protocol):
     """Complete items of one origin."""
 
     @property
-    def episode(self) -> Origin:
-        """Their origin."""
+    def origin(self) -> Origin:
+        """The episode of the windows, or what keeps whole items together."""
 
     @property
     def num_items(self) -> int:

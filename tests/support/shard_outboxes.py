@@ -47,7 +47,7 @@ class Episode:
 class Items:
     """Complete items of an episode."""
 
-    episode: Episode
+    origin: Episode
     num_items: int
 
 
