@@ -33,7 +33,7 @@ _CHECK_S = 1.0  # the longest time between two checks of shards while items are 
 class Destination:
     """One server, and the outbox of its items."""
 
-    server: ShardServer
+    shard: ShardServer
     outbox: ServerOutbox
     is_lost: bool = False  # whether it is out of use until it answers again
     is_given_up: bool = False  # whether the outbox is closed; another destination may have the server
@@ -59,7 +59,7 @@ class Destination:
 
     def loss(self, now: float, patience_s: float) -> str | None:
         """Return why the server is lost; None if it is not."""
-        if self.server.shard.state == "lost":
+        if self.shard.state == "lost":
             return "is called lost by the target"
         silent_s = self.silent_s(now)
         # Silence must also leave a question unanswered, because this process may have been the slow one.
@@ -73,7 +73,7 @@ class Destination:
     def answers(self, tables: frozenset[str]) -> bool:
         """Return whether the server has answered the last question, has the tables, and is not called lost."""
         has_answered = self.delivery.channel.last_response_at > self.asked_at
-        return has_answered and self.delivery.questions.has_tables(tables) and self.server.shard.state != "lost"
+        return has_answered and self.delivery.questions.has_tables(tables) and self.shard.state != "lost"
 
 
 @dataclass(eq=False, slots=True)
@@ -119,7 +119,7 @@ class ShardedOutbox:
         self._num_episodes += 1
         every = self._destinations
         ranked = [every[name] for name in rank_shards(f"{self._name}/{self._num_episodes}", every)]
-        up = [each for each in ranked if each.server.shard.state == "up"] or ranked
+        up = [each for each in ranked if each.shard.state == "up"] or ranked
         there = [each for each in up if not each.is_lost] or up
         free = (destination for destination in there if destination.room() >= max(num_items, 1))
         return next(free, max(there, key=Destination.room))
@@ -149,9 +149,9 @@ class ShardedOutbox:
             may_be_lost = destination.is_lost or destination.silent_s(now) >= patience_s / 2
             if destination.is_lost and destination.answers(self._source.tables):
                 destination.is_lost = False
-                _LOG.info("Shard %s answers again.", destination.server.address)
+                _LOG.info("Shard %s answers again.", destination.shard.address)
             elif not destination.is_lost and has_other and (why := destination.loss(now, patience_s)) is not None:
-                another = self._destinations[name] = self._new_destination(destination.server)
+                another = self._destinations[name] = self._new_destination(destination.shard)
                 another.delivery.take_over(destination.delivery)  # a shard that is restarted gets its confirmed items
                 another.is_lost, another.asked_at = True, now
                 self._give_up(destination, why)
@@ -179,8 +179,8 @@ class ShardedOutbox:
             destination.delivery.kept.max_bytes = self._options.max_kept_bytes // len(shards)
         return bool(left)
 
-    def _new_destination(self, server: ShardServer) -> Destination:
-        return Destination(server, ServerOutbox(server.channel, self._options, self._source, self._post))
+    def _new_destination(self, shard: ShardServer) -> Destination:
+        return Destination(shard, ServerOutbox(shard.channel, self._options, self._source, self._post))
 
     def _give_up(self, destination: Destination, why: str) -> None:
         destination.is_given_up = True
@@ -189,7 +189,7 @@ class ShardedOutbox:
         counts["lost_shards"] += 1
         counts["unconfirmed_items"] += num_items
         text = "Shard %s %s: %d unconfirmed items are given up, and may be stored there nevertheless."
-        _LOG.warning(text, destination.server.address, why, num_items)
+        _LOG.warning(text, destination.shard.address, why, num_items)
         self._servers.refresh_soon()
 
     def proceed(self) -> float:

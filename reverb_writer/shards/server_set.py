@@ -43,18 +43,22 @@ class ShardServer:
     """A shard of a client's target, and the server that it names. Thread-safe.
 
     Attributes:
-        shard: the newest entry of the target.
         server: remains when the address changes.
     """
 
-    def __init__(self, shard: Shard, server: Server) -> None:
+    def __init__(self, entry: Shard, server: Server) -> None:
         """Take an entry of the target, and the server at its address."""
-        self.shard, self.server = shard, server
+        self._entry, self.server = entry, server
 
     @property
     def name(self) -> str:
         """The shard's name; it remains when the address changes."""
-        return self.shard.name
+        return self._entry.name
+
+    @property
+    def state(self) -> ShardState:
+        """The shard's state in the newest target."""
+        return self._entry.state
 
     @property
     def address(self) -> str:
@@ -66,11 +70,11 @@ class ShardServer:
         """The connection to the server."""
         return self.server.channel
 
-    def follow(self, shard: Shard) -> None:
+    def follow(self, entry: Shard) -> None:
         """Take the shard's entry in the newest target; connect to its address if that is another one."""
-        if shard.address != self.shard.address:
-            self.channel.redirect(shard.address)
-        self.shard = shard
+        if entry.address != self._entry.address:
+            self.channel.redirect(entry.address)
+        self._entry = entry
 
 
 class ServerSet:
@@ -121,7 +125,7 @@ class ServerSet:
     def in_state(self, *states: ShardState) -> Sequence[ShardServer]:
         """Return the servers in one of these states, or all if no server is; raises as `check_usable`."""
         self.check_usable()
-        return [shard for shard in self.shards if shard.shard.state in states] or self.shards
+        return [shard for shard in self.shards if shard.state in states] or self.shards
 
     def refresh_soon(self) -> None:
         """Ask the source soon because a shard is unreachable. Does not wait."""

@@ -40,7 +40,7 @@ class ShardFeed:
     @property
     def has_no_connection(self) -> bool:
         """Whether the connection to the server is lost, or the target calls the server lost."""
-        return self.feed.stream.loss is not None or self.shard.shard.state == "lost"
+        return self.feed.stream.loss is not None or self.shard.state == "lost"
 
     @property
     def is_lost(self) -> bool:

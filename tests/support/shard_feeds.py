@@ -110,7 +110,7 @@ class Shards:
 
     def shard(self, name: str) -> Any:
         """Return an entry of the target."""
-        return SimpleNamespace(name=name, address=f"{name}:1", shard=SimpleNamespace(state="up"))
+        return SimpleNamespace(name=name, address=f"{name}:1", state="up")
 
     def receive(self, name: str, keys: Sequence[int], table_size: int, priority: float = 1.0) -> None:
         """Have samples of a server arrive."""
