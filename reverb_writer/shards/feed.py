@@ -124,10 +124,10 @@ class ShardedFeed:
         next_at, errors = math.inf, list[ReverbWriterError]()
         present = self.present
         for one in present:
-            was_lost = one.feed.stream.loss is not None
+            was_lost = one.stream.loss is not None
             at, errors_of_one = one.proceed(now, num_held, is_only=len(present) == 1)
             next_at, errors = min(next_at, at), errors + errors_of_one
-            if one.feed.stream.loss is not None and not was_lost:
+            if one.stream.loss is not None and not was_lost:
                 self._connections.refresh_soon()
         return min(next_at, self._rule.look(present, now)), errors
 

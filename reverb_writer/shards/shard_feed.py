@@ -18,6 +18,7 @@ class ShardFeed:
     """One of several servers: its shard, its feed, and whether it is left out.
 
     Attributes:
+        shard, feed, stream: the server, its feed, and the stream of the feed.
         max_samples: limit of its samples in flight or waiting while there are other servers.
         due: samples that were drawn from it and have not arrived.
         is_late: whether it is left out until it has samples again.
@@ -27,7 +28,7 @@ class ShardFeed:
 
     def __init__(self, shard: ShardServer, feed: ServerFeed, remember: Remember) -> None:
         """Start without samples; `remember` gets the keys of samples that are taken."""
-        self.shard, self.feed, self._remember = shard, feed, remember
+        self.shard, self.feed, self.stream, self._remember = shard, feed, feed.stream, remember
         self.max_samples = self._max_alone = feed.max_samples
         self.is_late = False
         self.due = self.num_dropped = self.num_forgiven = 0
@@ -40,12 +41,12 @@ class ShardFeed:
     @property
     def has_no_connection(self) -> bool:
         """Whether the connection to the server is lost, or the target calls the server lost."""
-        return self.feed.stream.loss is not None or self.shard.state == "lost"
+        return self.stream.loss is not None or self.shard.state == "lost"
 
     @property
     def is_lost(self) -> bool:
         """Whether the server cannot give new samples."""
-        return self.has_no_connection or self.feed.stream.is_closed
+        return self.has_no_connection or self.stream.is_closed
 
     def proceed(self, now: float, num_held: int, *, is_only: bool) -> tuple[float, list[ReverbWriterError]]:
         """Read and request samples, as `Feed.proceed`; the samples that were taken count for the only server."""

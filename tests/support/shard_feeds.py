@@ -49,7 +49,8 @@ class Stream:
     """Stands for a `SampleStream`."""
 
     def __init__(self, info: ServerInfo | None) -> None:
-        self.info, self.messages = info, collections.deque[Samples]()
+        self.messages = collections.deque[Samples]()
+        self.state_id = None if info is None else info.state_id
         self.table = None if info is None else info.tables["replay"]
         self.loss: Exception | None = None if info else ServerUnavailableError("no answer yet")
         self.unanswered_since: float | None = None
@@ -139,7 +140,7 @@ class Shards:
 
     def find(self, name: str, info: ServerInfo) -> None:
         """Have the connection to a server return."""
-        self._change(name, loss=None, info=info, table=info.tables["replay"])
+        self._change(name, loss=None, state_id=info.state_id, table=info.tables["replay"])
 
     def _change(self, name: str, **attributes: Any) -> None:
         """Change a stream while it proceeds."""
