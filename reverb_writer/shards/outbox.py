@@ -76,14 +76,6 @@ class Destination:
         return has_answered and self.delivery.questions.has_tables(tables) and self.shard.state != "lost"
 
 
-@dataclass(eq=False, slots=True)
-class Route:
-    """The way of one episode's items, or of one stream's: the receiver of an origin."""
-
-    destination: Destination
-    num_items: int = 0  # sent so far
-
-
 class ShardedOutbox:
     """The outbox of several servers; the methods are those of `reverb_writer.writing.outbox.Outbox`."""
 
@@ -102,12 +94,12 @@ class ShardedOutbox:
         """Queue the items at their destinations; cut streams that are long enough for a server."""
         groups: dict[Destination, list[Batch]] = {}
         for batch in batches:
-            route = batch.origin.receiver
-            if route is None or route.destination.is_given_up:
-                route = batch.origin.receiver = Route(self._choose(batch.num_items))
-            route.num_items += batch.num_items
-            route.destination.num_reserved += batch.num_items
-            groups.setdefault(route.destination, []).append(batch)
+            origin = batch.origin
+            if origin.receiver is None or origin.receiver.is_given_up:
+                origin.receiver, origin.num_sent = self._choose(batch.num_items), 0
+            origin.num_sent += batch.num_items
+            origin.receiver.num_reserved += batch.num_items
+            groups.setdefault(origin.receiver, []).append(batch)
         for destination, group in groups.items():
             destination.num_reserved = 0
             destination.outbox.write(group)
@@ -130,10 +122,9 @@ class ShardedOutbox:
         The fullest counts because one call has steps of all environments, and each may be for this destination.
         """
         rooms = {destination: destination.room() for destination in self._all}
-        routes = [origin.receiver for origin in self._source.open_origins()]
-        in_use = {route.destination for route in routes if route is not None}
-        found = [rooms[destination] for destination in in_use]
-        if None in routes:
+        receivers = {origin.receiver for origin in self._source.open_origins()}
+        found = [rooms[destination] for destination in receivers if destination is not None]
+        if None in receivers:
             usable = [destination for destination in self._all if not destination.is_lost] or self._all
             found.append(max(rooms[destination] for destination in usable))
         return min(found)
@@ -252,8 +243,8 @@ class ShardedOutbox:
 
 
 def _is_given_up(origin: Origin) -> bool:
-    return origin.receiver is not None and origin.receiver.destination.is_given_up
+    return origin.receiver is not None and origin.receiver.is_given_up
 
 
 def _is_long(origin: Origin) -> bool:
-    return origin.receiver is not None and origin.receiver.num_items >= _SPANNING_ITEMS
+    return origin.num_sent >= _SPANNING_ITEMS

@@ -77,6 +77,7 @@ class ItemOrigin:
     """Whole items that were batched together."""
 
     receiver: Any = None  # as of `Origin`
+    num_sent: int = 0
 
 
 class ItemBatch(NamedTuple):

@@ -29,6 +29,7 @@ class OpenEpisode:
 
     key: int
     receiver: Any = None  # as of `Origin`
+    num_sent: int = 0
     # chunks that later windows need, in order, without gaps; of an open episode, at least the last one
     chunks: list[Chunk] = field(default_factory=list)
 

@@ -49,10 +49,12 @@ class Origin(Protocol):
     """Items that stay together: an episode, or some whole items.
 
     Attributes:
-        receiver: who gets the items. Only the outbox assigns and reads it; None at first.
+        receiver: the `Destination` of several; None at first. Only the outbox of several servers assigns and reads it.
+        num_sent: items sent to the receiver so far; as `receiver`.
     """
 
     receiver: Any
+    num_sent: int
 
 
 class Batch(Protocol):

@@ -41,6 +41,7 @@ class Channel:
 @dataclass(eq=False)
 class Episode:
     receiver: Any = None
+    num_sent: int = 0
 
 
 @dataclass(eq=False)
