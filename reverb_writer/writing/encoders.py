@@ -33,6 +33,9 @@ _LOG = logging.getLogger(__package__)
 _EPISODE_BITS = 40
 """Every episode has fewer than `1 << 40` steps."""
 
+_START_BITS = (1 << 30) - 1
+"""A chunk's range of steps has 32-bit numbers, and a stream across episodes may have more steps."""
+
 
 class Encoder:
     """Encodes steps and windows of all episodes of an observer. Not thread-safe: only the sender uses it.
@@ -82,7 +85,7 @@ class Encoder:
             kinds = np.append(kinds, np.full(num_padding, PADDING, np.uint8))
         columns = layout.columns(columns, kinds)
         key = self.new_key()
-        data = encode_chunk(key, episode, start & 0x3FFFFFFF, columns, layout.encoded_spec, kinds)
+        data = encode_chunk(key, episode, start & _START_BITS, columns, layout.encoded_spec, kinds)
         kept = [np.array(column) for column in (*columns, kinds)] if self._keeps_columns else None
         return Chunk(key, start, start + num_real + num_padding, data, kept)
 
