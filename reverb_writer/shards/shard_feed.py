@@ -28,10 +28,11 @@ class ShardFeed:
 
     def __init__(self, shard: ShardServer, feed: ServerFeed, remember: Remember) -> None:
         """Start without samples; `remember` gets the keys of samples that are taken."""
-        self.shard, self.feed, self.stream, self._remember = shard, feed, feed.stream, remember
+        self.shard, self.feed, self._remember = shard, feed, remember
         self.max_samples = self._max_alone = feed.max_samples
         self.is_late = False
         self.due = self.num_dropped = self.num_forgiven = 0
+        self.stream = feed.stream
 
     @property
     def num_waiting(self) -> int:
