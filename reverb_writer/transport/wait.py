@@ -37,7 +37,7 @@ class Wait:
     time-out again, and the wait has no bound: its owner ends it when the run has ended.
 
     Attributes:
-        kind: "room" for a step or an item that needs room, "flush", or "close".
+        kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
         answer: gets the outcome: None, or the error to raise.
         is_abandoned: whether an interrupt has ended the call.
 
@@ -88,7 +88,7 @@ class Wait:
             self._log_at = now + self._log_after_s
             delivery.questions.ask()
             why = delivery.questions.limiter_text() if self.outlasts else None
-            why = _cause(delivery) if why is None else f"{why} The call waits until the run has ended."
+            why = _cause(delivery) if why is None else f"{why} The step waits until the run has ended."
             _LOG.warning("%s: writing has waited %.0f s. %s", delivery.channel.address, self.waited_s, why)
         return None
 
@@ -98,7 +98,7 @@ class Wait:
         spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
         text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {_cause(delivery)}"
         if self.kind == "room" and self.extends and not self.outlasts and delivery.questions.limiter_text():
-            text += " With `until`, a call waits for the learner until the run has ended."
+            text += " With `until`, a step waits for the learner until the run has ended."
         is_there = delivery.loss is None or delivery.channel.is_silent(delivery.loss)
         return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
 

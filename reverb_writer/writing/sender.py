@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
 _ROOM_S = 0.002
-_NOTICE_S = 0.2  # sum of the waits for room after which the log names the cause
+_NOTICE_S = 0.2  # sum of the waits of steps after which the log names the cause
 _LOOK_S = 0.25  # interval of looks at rows that have not woken the thread
 _HANDOVER_S = 5.0  # time that a call waits for the sender's answer after its time-out
 _EXIT_S = 2.0
@@ -103,10 +103,6 @@ class Sender:
             wait.is_abandoned = True
         if error is not None:
             raise error
-
-    def refuse_rows(self) -> None:
-        """Have each later call wait for room: the wait raises the error. Called by the sender or in a forked child."""
-        self.ring.granted = -1
 
     def send_due(self) -> None:
         """Send all complete items soon; never waits."""
@@ -263,7 +259,7 @@ class Sender:
     def _grant(self) -> None:
         """Set the bounds of rows and items; the rows' never falls, because a call may have read it."""
         if self._is_closing or self._outbox.fault is not None or self.is_ended:
-            self.refuse_rows()
+            self.ring.granted = -1
         else:
             self.ring.granted = max(self.ring.granted, self._source.free_rows())
             self.ring.granted_items = self._source.num_counted + self._outbox.room() - self._source.num_unencoded
@@ -310,7 +306,7 @@ class Sender:
         return False
 
     def _has_room(self, wait: Wait) -> bool:
-        """Return whether a waiting call may be written.
+        """Return whether a waiting step may be written.
 
         If there is little room, it waits two more milliseconds for confirmations that make much: to wake the caller's
         thread for each row costs more than the rows.
@@ -349,7 +345,7 @@ class Sender:
 
     def _begin_close(self) -> None:
         self._is_closing = True
-        self.refuse_rows()
+        self.ring.granted = -1
         self._source.take()
         self._source.cut(lambda _: True, "reset")
         self._send_now()
@@ -357,7 +353,7 @@ class Sender:
 
     def _end(self, error: Exception | None = None) -> None:
         """Give up pending items, and end the thread; other calls of `close` get the same error."""
-        self.refuse_rows()
+        self.ring.granted = -1
         num_unencoded, self._source.num_unencoded = self._source.num_unencoded, 0
         self._source.books.counts["items"] += num_unencoded
         num_left = num_unencoded + self._outbox.close()
