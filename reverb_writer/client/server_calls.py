@@ -197,4 +197,4 @@ def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, bega
         if samples:
             return samples
         if not (stream.has_unread or changed.wait(min(next_at - now, left_s(), pause_s))):
-            stream.look(time.monotonic(), began_at)
+            stream.ask_why(time.monotonic(), began_at)

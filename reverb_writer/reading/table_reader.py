@@ -179,7 +179,7 @@ class TableReader:
 
     def _look(self, now: float, start: float, log_at: float) -> float:
         """Have servers asked for the cause of a wait, and log the cause at `log_at`; return the next time to log it."""
-        self._feed.look(now, start)
+        self._feed.ask_why(now, start)
         if now < log_at:
             return log_at
         _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - start, self._feed.explain(start))

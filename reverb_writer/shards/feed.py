@@ -98,10 +98,10 @@ class ShardedFeed:
         """Return by server how many inserts its next sample lacks."""
         return {server: number for one in self.present for server, number in one.feed.inserts_missing().items()}
 
-    def look(self, now: float, since: float) -> None:
+    def ask_why(self, now: float, since: float) -> None:
         """Have each server asked for the cause of a wait."""
         for one in self.present:
-            one.feed.look(now, since)
+            one.feed.ask_why(now, since)
 
     def explain(self, since: float) -> str:
         """Return why no samples have arrived since a time, for each server that has not ended."""

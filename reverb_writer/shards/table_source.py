@@ -61,7 +61,7 @@ class ShardedTable:
                 self._max_samples,
                 self._options,
                 changed=changed,
-                needs_table=is_exact,
+                may_lack_table=is_exact,
             )
             return ShardFeed(shard, feed, self._owners.remember)
 

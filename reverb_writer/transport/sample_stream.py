@@ -63,7 +63,7 @@ class SampleStream:
         unanswered_since: start of the time without an answer and without a sample; None without an open question.
         num_in_flight: samples that were requested and that `read` has not returned.
         num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
-        reconnects, server_restarts: lost connections that were made again; those of them to a restarted server.
+        reconnects, server_restarts: lost connections that were made again; connections to a restarted server.
         is_closed: whether the stream was closed: it gives no more samples.
     """
 
@@ -77,14 +77,14 @@ class SampleStream:
         removes_items: bool,
         max_total: int | None = None,
         single_pass: bool = False,
-        needs_table: bool = False,
+        may_lack_table: bool = False,
     ) -> None:
         """Prepare the stream; the first `proceed` begins. It does not close the channel.
 
         `info` has the server's tables, None if it has not answered yet. Any thread calls `changed` when `read` or
         `proceed` has work; it must not wait. `removes_items` is whether sampling removes items. `max_total` limits the
         samples that are requested in all; with a `single_pass`, the number of items in the table also limits them when
-        nothing is in flight. A server without the table counts as lost if `needs_table`; otherwise this is an error.
+        nothing is in flight. A server without the table counts as lost if `may_lack_table`; otherwise this is an error.
         """
         self.answer = info
         self.state_id = None if info is None else info.state_id
@@ -95,7 +95,7 @@ class SampleStream:
         self._channel, self._name, self._changed = channel, table, changed
         self._removes_items = removes_items
         self._num_left = 1 << 62 if max_total is None else max_total  # samples that may still be requested
-        self._single_pass, self._needs_table = single_pass, needs_table
+        self._single_pass, self._may_lack_table = single_pass, may_lack_table
         self._stream: ByteStream | None = None
         self._reassembler = SampleReassembler()
         self._question: PendingCall[ServerInfo] | None = None
@@ -202,7 +202,7 @@ class SampleStream:
             timeout_s = _ANSWER_WITHIN_S if self.loss is None else _RECONNECT_WITHIN_S
             self._question = self._channel.start_info(timeout_s, lambda _: self._changed())
 
-    def look(self, now: float, since: float) -> None:
+    def ask_why(self, now: float, since: float) -> None:
         """Make the owner ask for the cause of a wait unless the answer is recent and after `since`; for any thread."""
         if self.answer is None or self.answer.at < max(since, now - _OLD_S):
             self._is_asked = True
@@ -273,7 +273,7 @@ class SampleStream:
 
     def _refuse(self, error: StructureError) -> None:
         """Treat a server without the table as lost if it may return; otherwise raise."""
-        if not self._needs_table:
+        if not self._may_lack_table:
             raise error
         self.lose(error)
 

@@ -115,10 +115,10 @@ class Source(Protocol):
     def requests(self, batches: Sequence[Any]) -> Iterator[InsertRequest]:
         """Make requests of batches, in their order."""
 
-    def free_rows(self) -> int:
+    def release_rows(self) -> int:
         """Release rows that are no longer needed; return the row below which rows may be written."""
 
-    def free_bytes(self, num_bytes: int) -> None:
+    def note_in_flight(self, num_bytes: int) -> None:
         """Note the bytes in flight, which bound the rows of a source whose rows have different sizes."""
 
     def needed_chunks(self) -> list[int]:
