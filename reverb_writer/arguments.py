@@ -8,7 +8,7 @@ import math
 import operator
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from reverb_writer.errors import SpecError
@@ -29,6 +29,18 @@ def options_of(kind: Callable[..., _T], options: Mapping[str, Any], caller: obje
         similar = "".join(f" Did you mean {near!r}?" for near in difflib.get_close_matches(name, names, 1))
         raise TypeError(f"{type(caller).__name__}() got an unexpected keyword argument {name!r}.{similar}")
     return kind(**options)
+
+
+def table_names(table: object) -> tuple[str, ...]:
+    """Return the names of a `table` argument, which is one name or several different ones.
+
+    >>> table_names("replay"), table_names(["a", "b"])
+    (('replay',), ('a', 'b'))
+    """
+    names = tuple(table) if isinstance(table, Iterable) and not isinstance(table, str) else (table,)
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise SpecError(f"`table` must be a name or several different ones, got {table!r}.")
+    return names
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from reverb_writer.arguments import integer
+from reverb_writer.arguments import integer, table_names
 from reverb_writer.errors import IncompleteError, OutOfRangeError, SpecError, StructureError, UnknownKeyError
 from reverb_writer.leaves import Fit, convert, mismatch
 from reverb_writer.nests import at_leaf, check_same_leaves, flattener, map_present, named_leaves, packer, structure_of
@@ -178,10 +178,10 @@ class TrajectoryAccumulator:
         self._check(partial=partial)
         data = {name: timescale.pack(none=()) for name, timescale in self._timescales.items()}
         squeeze = {name: timescale.without_time() for name, timescale in self._timescales.items()}
-        tables = (table,) if isinstance(table, str) else table
+        priorities = dict.fromkeys(table_names(table), priority)
         client, owned = as_client(client, timeout_s)
         try:
-            client.insert(data, dict.fromkeys(tables, priority), timeout_s, squeeze=squeeze)
+            client.insert(data, priorities, timeout_s, squeeze=squeeze)
         finally:
             if owned:
                 client.close()

@@ -23,7 +23,7 @@ from reverb_writer.cli.server_options import (
     timeout_option,
 )
 from reverb_writer.replay.client import Client
-from reverb_writer.shards.server_set import on_each
+from reverb_writer.shards.calls import on_each
 from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, explain_side, json_figures, rates
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 

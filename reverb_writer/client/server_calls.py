@@ -92,9 +92,9 @@ class Server:
             raise SpecError(f'`priorities` must name tables, such as {{"replay": 1.0}}, got {priorities!r}.')
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
         layout, columns = read_item(data, squeeze)
-        with self._streams.one(checked, lambda: self.channel.server_info(deadline.left_s())) as (stream, info):
-            check_tables_exist(checked, info, self.address)
-            layout.check(columns, {table: info.tables[table].signature for table in checked})
+        with self._streams.one(checked, lambda: self.channel.server_info(deadline.left_s())) as stream:
+            check_tables_exist(checked, stream.info, self.address)
+            layout.check(columns, {table: stream.info.tables[table].signature for table in checked})
             stream.insert(item_request(layout, columns, checked), deadline.left_s())
 
     def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:
@@ -201,4 +201,4 @@ def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, bega
         if samples:
             return samples
         if not (stream.has_unread or changed.wait(min(next_at - now, left_s(), pause_s))):
-            stream.look(time.monotonic(), began_at)
+            stream.ask_why(time.monotonic(), began_at)

@@ -66,7 +66,7 @@ class Feed(Protocol):
     def inserts_missing(self) -> dict[str, int]:
         """Return by server how many inserts its next sample lacks."""
 
-    def look(self, now: float, since: float) -> None:
+    def ask_why(self, now: float, since: float) -> None:
         """Have the cause of a wait asked for, which began at `since`."""
 
     def explain(self, since: float) -> str:
@@ -120,12 +120,12 @@ class ServerFeed:
         options: ReadOptions,
         *,
         changed: Flag | None = None,
-        needs_table: bool = False,
+        may_lack_table: bool = False,
     ) -> None:
         """Prepare to read; the first `proceed` begins.
 
         `info` has the server's answer, None if it has not answered yet. Feeds that one thread fetches share `changed`.
-        `needs_table` is as in `SampleStream`.
+        `may_lack_table` is as in `SampleStream`.
         """
         self.tables: Sequence[TableInfo] = [table]
         self.removes_items = table.max_times_sampled > 0
@@ -144,7 +144,7 @@ class ServerFeed:
             removes_items=self.removes_items,
             max_total=max_total,
             single_pass=options.single_pass,
-            needs_table=needs_table,
+            may_lack_table=may_lack_table,
         )
 
     @property
@@ -178,9 +178,9 @@ class ServerFeed:
         table = self.stream.table
         return {} if table is None else {self._server.address: inserts_until_sample(table)}
 
-    def look(self, now: float, since: float) -> None:
+    def ask_why(self, now: float, since: float) -> None:
         """Have the server asked for the cause of a wait."""
-        self.stream.look(now, since)
+        self.stream.ask_why(now, since)
 
     def explain(self, since: float) -> str:
         """Return why no samples have arrived since a time."""

@@ -24,6 +24,7 @@ from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, IncompleteError, ReverbWriterError, SpecError, UnsafeDataError
+from reverb_writer.reading.batch_maker import BatchMaker
 from reverb_writer.reading.feed import Feed
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
@@ -32,35 +33,6 @@ from reverb_writer.rows import ACTION, LAST
 from reverb_writer.slices.batch import Batch
 
 _LOG = logging.getLogger(__package__)
-
-
-class BatchMaker:
-    """Makes batches of assembled samples, in the thread that fetches.
-
-    Attributes:
-        is_lazy: whether each batch is made when the reader waits for it, and none ahead.
-        num_left_out: samples that were left out because they are too old.
-        newest: the newest version, by which samples have an age; None if it is unknown.
-    """
-
-    is_lazy = False
-    num_left_out = 0
-    newest: int | None = None
-
-    def make(self, samples: BatchAssembler, server: str) -> list[Batch]:
-        """Return the batches of all assembled samples, none if they fill no batch; `server` is their server's address.
-
-        The caller begins the next batch.
-        """
-        raise NotImplementedError
-
-    def is_full(self, samples: BatchAssembler) -> bool:  # noqa: ARG002  # for other makers
-        """Return whether these samples fill a batch, although there is room for more."""
-        return False
-
-    def rest(self) -> Batch | None:
-        """Return a last, smaller batch of the remaining rows of earlier samples; None if no rows remain."""
-        return None
 
 
 class Ready(NamedTuple):

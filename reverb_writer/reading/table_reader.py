@@ -18,8 +18,9 @@ from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.reading.batch_maker import BatchMaker
 from reverb_writer.reading.feed import Feed
-from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher, Ready
+from reverb_writer.reading.prefetcher import Prefetcher, Ready
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
@@ -178,7 +179,7 @@ class TableReader:
 
     def _look(self, now: float, start: float, log_at: float) -> float:
         """Have servers asked for the cause of a wait, and log the cause at `log_at`; return the next time to log it."""
-        self._feed.look(now, start)
+        self._feed.ask_why(now, start)
         if now < log_at:
             return log_at
         _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - start, self._feed.explain(start))

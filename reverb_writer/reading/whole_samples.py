@@ -20,7 +20,7 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import SampleRows
 from reverb_writer.errors import StructureError
 from reverb_writer.reading.ages import versions_of
-from reverb_writer.reading.prefetcher import BatchMaker
+from reverb_writer.reading.batch_maker import BatchMaker
 from reverb_writer.rows import LastRow
 from reverb_writer.slices import Slices
 from reverb_writer.slices.batch import Batch

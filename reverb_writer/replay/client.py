@@ -17,9 +17,9 @@ from reverb_writer.arguments import check_key, check_priority, check_timeout, in
 from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import SpecError
-from reverb_writer.shards.server_set import ServerSet, ShardServer, first_target, first_that_answers, on_all
+from reverb_writer.shards.calls import first_that_answers, on_all, sample_shards
+from reverb_writer.shards.server_set import ServerSet, ShardServer, first_target
 from reverb_writer.shards.targets import Target, source_of
-from reverb_writer.shards.weights import sample_shards
 from reverb_writer.tables.table_info import TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.wire import TLS

@@ -8,8 +8,8 @@ from typing import Any
 from reverb_writer.background import logged
 from reverb_writer.client import same_process
 from reverb_writer.replay.client import as_client
+from reverb_writer.shards.calls import answering
 from reverb_writer.shards.outbox import ShardedOutbox
-from reverb_writer.shards.server_set import answering
 from reverb_writer.transport.delivery import Post
 from reverb_writer.writing.outbox import Outbox, ServerOutbox
 from reverb_writer.writing.source import Source

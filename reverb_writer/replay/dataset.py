@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.prefetcher import BatchMaker
+from reverb_writer.reading.batch_maker import BatchMaker
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.table_reader import TableReader
 from reverb_writer.reading.table_source import ServerTable, TableSource

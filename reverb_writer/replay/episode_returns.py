@@ -19,7 +19,7 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, StructureError
 from reverb_writer.replay.client import as_client
 from reverb_writer.replay.observers import SequenceObserver
-from reverb_writer.shards.server_set import answering, sample_each
+from reverb_writer.shards.calls import answering, sample_each
 from reverb_writer.tables.table_info import TableInfo
 
 _Floats = npt.NDArray[np.float64]

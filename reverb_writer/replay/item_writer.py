@@ -6,9 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from reverb_writer.arguments import check_priority, options_of
+from reverb_writer.arguments import check_priority, options_of, table_names
 from reverb_writer.client.whole_items import ItemReader, encode_item
-from reverb_writer.errors import SpecError
 from reverb_writer.keywords import takes
 from reverb_writer.protocol.item_encoding import KEY_BITS
 from reverb_writer.replay.connection import ReplayConnection
@@ -48,15 +47,12 @@ class ItemWriter(StreamLife):
             StructureError: a table does not exist; names the tables that exist.
             ServerUnavailableError: no server answers within the time-out.
         """
-        tables = (table,) if isinstance(table, str) else tuple(table)
-        if not tables or not all(isinstance(name, str) and name for name in tables) or len({*tables}) != len(tables):
-            raise SpecError(f"`table` must be a name or several different ones, got {table!r}.")
         self._reader = ItemReader()
         # One generator per writer: a forked child must not draw its parent's keys.
         self._random = random.Random()  # noqa: S311  # keys are no secret
         self._woken_for: tuple[float, ...] | None = None
         self._first_key = 0
-        super().__init__(replay, ReplayConnection, tables, options_of(DeliveryOptions, options, self))
+        super().__init__(replay, ReplayConnection, table_names(table), options_of(DeliveryOptions, options, self))
 
     def write(self, nest: Any, priority: float = 1.0) -> None:
         """Write one item. The call returns when the item is encoded, and waits only for room in flight.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from reverb_writer.arguments import check_priority, integer
+from reverb_writer.arguments import check_priority, integer, table_names
 from reverb_writer.keywords import takes
 from reverb_writer.replay.connection import ReplayConnection
 from reverb_writer.windows import EndOfEpisode, WindowSpec
@@ -69,7 +69,7 @@ class WindowObserver(Observer):
             "sequence_length", sequence_length, minimum=1, hint="An `EpisodeObserver` writes whole episodes."
         )
         window = WindowSpec(length, stride_length, end_of_episode)
-        target = WindowTarget(window, cast("tuple[str, ...]", table), priority, spans_episodes=self._spans_episodes)
+        target = WindowTarget(window, table_names(table), priority, spans_episodes=self._spans_episodes)
         super().__init__(replay, ReplayConnection, target, spec=spec, num_envs=num_envs, options=options)
 
 
@@ -140,8 +140,8 @@ class EpisodeObserver(Observer):
         """
         self._max_steps = integer("max_sequence_length", max_sequence_length, minimum=1)
         self._bypass = bypass_partial_episodes
-        tables = cast("tuple[str, ...]", table)
-        target = WindowTarget(WindowSpec.whole_episode(), tables, priority, max_steps=self._max_steps)
+        window = WindowSpec.whole_episode()
+        target = WindowTarget(window, table_names(table), priority, max_steps=self._max_steps)
         super().__init__(replay, ReplayConnection, target, spec=spec, num_envs=num_envs, options=options)
 
     def update_priority(self, priority: float) -> None:

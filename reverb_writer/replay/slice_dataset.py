@@ -22,7 +22,7 @@ from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
 from reverb_writer.keywords import takes
-from reverb_writer.reading.prefetcher import BatchMaker
+from reverb_writer.reading.batch_maker import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 from reverb_writer.replay.dataset import Dataset
 from reverb_writer.rows.layouts import checked_last_row, leaves_of_kinds, steps_and_mask

@@ -35,7 +35,7 @@ from reverb_writer.errors import (
 )
 from reverb_writer.replay.client import as_client
 from reverb_writer.replay.version_items import columns_of, encode_nest, read_version
-from reverb_writer.shards.server_set import answering, first_that_answers, sample_each
+from reverb_writer.shards.calls import answering, first_that_answers, sample_each
 from reverb_writer.shards.targets import rank_shards
 from reverb_writer.tables.table_info import ServerInfo
 

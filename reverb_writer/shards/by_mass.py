@@ -37,16 +37,15 @@ class Mass:
 
     def __init__(self, one: ShardFeed, mean: float | None, now: float) -> None:
         """Start without a sample."""
-        stream = one.feed.stream
         self.one = one
         self.size = 0  # items of its table in its last message; 0 before the first
         self.mean = mean  # mean weight of its items, see `mean_weight`; None before the first sample
         self.told_at = now  # time of the last sample, which has both
         self.asked_at = now  # time of the last question for its size
         self.waits_since: float | None = None  # time since which it owes samples or its mass
-        self.num_received, self.was_lost = 0, stream.loss is not None  # at the last look
+        self.num_received, self.was_lost = 0, one.stream.loss is not None  # at the last look
         self.answer: TableInfo | None = None  # the last one that was read
-        self.state_id = None if stream.info is None else stream.info.state_id  # the server's state when `mean` arrived
+        self.state_id = one.stream.state_id  # the server's state when `mean` arrived
 
     def lacks_mass(self) -> bool:
         """Return whether its share is unknown although it has items."""
@@ -106,13 +105,13 @@ class ByMass:
 
     def _note(self, mass: Mass, now: float, *, is_only: bool) -> None:
         """Note the connection of a server, and the mass that its newest sample and answer tell."""
-        one, stream = mass.one, mass.one.feed.stream
+        one, stream = mass.one, mass.one.stream
         was_lost, mass.was_lost = mass.was_lost, stream.loss is not None
         if mass.was_lost and not (was_lost or is_only or self._removes_items):
             one.drop(one.num_waiting)  # others are sampled meanwhile
-        if was_lost and not mass.was_lost and stream.info is not None and mass.state_id != stream.info.state_id:
+        if was_lost and not mass.was_lost and mass.state_id != stream.state_id:
             # It may have restarted without its items.
-            mass.mean, mass.state_id = self._unknown_mean, stream.info.state_id
+            mass.mean, mass.state_id = self._unknown_mean, stream.state_id
         has_more, mass.num_received = one.feed.num_received > mass.num_received, one.feed.num_received
         waiting = one.feed.waiting
         if has_more and waiting:
@@ -126,7 +125,7 @@ class ByMass:
 
     def _examine(self, mass: Mass, now: float) -> None:
         """Ask a server for its size if it is time, and leave it out if it gives nothing."""
-        one, stream = mass.one, mass.one.feed.stream
+        one, stream = mass.one, mass.one.stream
         if not self._is_usable(one):
             one.forgive()
             mass.waits_since = None

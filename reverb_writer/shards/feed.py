@@ -98,10 +98,10 @@ class ShardedFeed:
         """Return by server how many inserts its next sample lacks."""
         return {server: number for one in self.present for server, number in one.feed.inserts_missing().items()}
 
-    def look(self, now: float, since: float) -> None:
+    def ask_why(self, now: float, since: float) -> None:
         """Have each server asked for the cause of a wait."""
         for one in self.present:
-            one.feed.look(now, since)
+            one.feed.ask_why(now, since)
 
     def explain(self, since: float) -> str:
         """Return why no samples have arrived since a time, for each server that has not ended."""
@@ -124,10 +124,10 @@ class ShardedFeed:
         next_at, errors = math.inf, list[ReverbWriterError]()
         present = self.present
         for one in present:
-            was_lost = one.feed.stream.loss is not None
+            was_lost = one.stream.loss is not None
             at, errors_of_one = one.proceed(now, num_held, is_only=len(present) == 1)
             next_at, errors = min(next_at, at), errors + errors_of_one
-            if one.feed.stream.loss is not None and not was_lost:
+            if one.stream.loss is not None and not was_lost:
                 self._connections.refresh_soon()
         return min(next_at, self._rule.look(present, now)), errors
 

@@ -33,7 +33,7 @@ _CHECK_S = 1.0  # the longest time between two checks of shards while items are 
 class Destination:
     """One server, and the outbox of its items."""
 
-    server: ShardServer
+    shard: ShardServer
     outbox: ServerOutbox
     is_lost: bool = False  # whether it is out of use until it answers again
     is_given_up: bool = False  # whether the outbox is closed; another destination may have the server
@@ -59,7 +59,7 @@ class Destination:
 
     def loss(self, now: float, patience_s: float) -> str | None:
         """Return why the server is lost; None if it is not."""
-        if self.server.shard.state == "lost":
+        if self.shard.state == "lost":
             return "is called lost by the target"
         silent_s = self.silent_s(now)
         # Silence must also leave a question unanswered, because this process may have been the slow one.
@@ -73,15 +73,7 @@ class Destination:
     def answers(self, tables: frozenset[str]) -> bool:
         """Return whether the server has answered the last question, has the tables, and is not called lost."""
         has_answered = self.delivery.channel.last_response_at > self.asked_at
-        return has_answered and self.delivery.questions.has_tables(tables) and self.server.shard.state != "lost"
-
-
-@dataclass(eq=False, slots=True)
-class Route:
-    """The way of one episode's items, or of one stream's: the receiver of an origin."""
-
-    destination: Destination
-    num_items: int = 0  # sent so far
+        return has_answered and self.delivery.questions.has_tables(tables) and self.shard.state != "lost"
 
 
 class ShardedOutbox:
@@ -102,12 +94,12 @@ class ShardedOutbox:
         """Queue the items at their destinations; cut streams that are long enough for a server."""
         groups: dict[Destination, list[Batch]] = {}
         for batch in batches:
-            route = batch.episode.receiver
-            if route is None or route.destination.is_given_up:
-                route = batch.episode.receiver = Route(self._choose(batch.num_items))
-            route.num_items += batch.num_items
-            route.destination.num_reserved += batch.num_items
-            groups.setdefault(route.destination, []).append(batch)
+            origin = batch.origin
+            if origin.receiver is None or origin.receiver.is_given_up:
+                origin.receiver, origin.num_sent = self._choose(batch.num_items), 0
+            origin.num_sent += batch.num_items
+            origin.receiver.num_reserved += batch.num_items
+            groups.setdefault(origin.receiver, []).append(batch)
         for destination, group in groups.items():
             destination.num_reserved = 0
             destination.outbox.write(group)
@@ -119,7 +111,7 @@ class ShardedOutbox:
         self._num_episodes += 1
         every = self._destinations
         ranked = [every[name] for name in rank_shards(f"{self._name}/{self._num_episodes}", every)]
-        up = [each for each in ranked if each.server.shard.state == "up"] or ranked
+        up = [each for each in ranked if each.shard.state == "up"] or ranked
         there = [each for each in up if not each.is_lost] or up
         free = (destination for destination in there if destination.room() >= max(num_items, 1))
         return next(free, max(there, key=Destination.room))
@@ -130,10 +122,9 @@ class ShardedOutbox:
         The fullest counts because one call has steps of all environments, and each may be for this destination.
         """
         rooms = {destination: destination.room() for destination in self._all}
-        routes = [origin.receiver for origin in self._source.open_origins()]
-        in_use = {route.destination for route in routes if route is not None}
-        found = [rooms[destination] for destination in in_use]
-        if None in routes:
+        receivers = {origin.receiver for origin in self._source.open_origins()}
+        found = [rooms[destination] for destination in receivers if destination is not None]
+        if None in receivers:
             usable = [destination for destination in self._all if not destination.is_lost] or self._all
             found.append(max(rooms[destination] for destination in usable))
         return min(found)
@@ -149,9 +140,9 @@ class ShardedOutbox:
             may_be_lost = destination.is_lost or destination.silent_s(now) >= patience_s / 2
             if destination.is_lost and destination.answers(self._source.tables):
                 destination.is_lost = False
-                _LOG.info("Shard %s answers again.", destination.server.address)
+                _LOG.info("Shard %s answers again.", destination.shard.address)
             elif not destination.is_lost and has_other and (why := destination.loss(now, patience_s)) is not None:
-                another = self._destinations[name] = self._new_destination(destination.server)
+                another = self._destinations[name] = self._new_destination(destination.shard)
                 another.delivery.take_over(destination.delivery)  # a shard that is restarted gets its confirmed items
                 another.is_lost, another.asked_at = True, now
                 self._give_up(destination, why)
@@ -179,8 +170,8 @@ class ShardedOutbox:
             destination.delivery.kept.max_bytes = self._options.max_kept_bytes // len(shards)
         return bool(left)
 
-    def _new_destination(self, server: ShardServer) -> Destination:
-        return Destination(server, ServerOutbox(server.channel, self._options, self._source, self._post))
+    def _new_destination(self, shard: ShardServer) -> Destination:
+        return Destination(shard, ServerOutbox(shard.channel, self._options, self._source, self._post))
 
     def _give_up(self, destination: Destination, why: str) -> None:
         destination.is_given_up = True
@@ -189,7 +180,7 @@ class ShardedOutbox:
         counts["lost_shards"] += 1
         counts["unconfirmed_items"] += num_items
         text = "Shard %s %s: %d unconfirmed items are given up, and may be stored there nevertheless."
-        _LOG.warning(text, destination.server.address, why, num_items)
+        _LOG.warning(text, destination.shard.address, why, num_items)
         self._servers.refresh_soon()
 
     def proceed(self) -> float:
@@ -252,8 +243,8 @@ class ShardedOutbox:
 
 
 def _is_given_up(origin: Origin) -> bool:
-    return origin.receiver is not None and origin.receiver.destination.is_given_up
+    return origin.receiver is not None and origin.receiver.is_given_up
 
 
 def _is_long(origin: Origin) -> bool:
-    return origin.receiver is not None and origin.receiver.num_items >= _SPANNING_ITEMS
+    return origin.num_sent >= _SPANNING_ITEMS

@@ -1,4 +1,4 @@
-"""The connections of a client, which follow its target, and calls to all servers at once.
+"""The connections of a client, which follow its target.
 
 source -> look_up(), every five seconds and when a shard is unreachable -> Target -> a ShardServer per shard
 
@@ -11,28 +11,22 @@ confirmations, and datasets that read samples in flight, refer to it until they 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
-from reverb_writer.background import Flag, in_background, logged, start_thread
-from reverb_writer.client.server_calls import Sample, Server
+from reverb_writer.background import Flag, logged, start_thread
+from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.shards.targets import Shard, ShardState, Target, TargetSource
-from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
-
-_T = TypeVar("_T")
 
 _LOG = logging.getLogger(__package__)
 
-_ANSWER_WITHIN_S = 2.0  # time for an answer, if there are several servers
 _RETRY_S = 0.1
 _REFRESH_S = 5.0
 _NOT_BEFORE_S = 0.5  # least time between two questions to the source
@@ -43,18 +37,22 @@ class ShardServer:
     """A shard of a client's target, and the server that it names. Thread-safe.
 
     Attributes:
-        shard: the newest entry of the target.
         server: remains when the address changes.
     """
 
-    def __init__(self, shard: Shard, server: Server) -> None:
+    def __init__(self, entry: Shard, server: Server) -> None:
         """Take an entry of the target, and the server at its address."""
-        self.shard, self.server = shard, server
+        self._entry, self.server = entry, server
 
     @property
     def name(self) -> str:
         """The shard's name; it remains when the address changes."""
-        return self.shard.name
+        return self._entry.name
+
+    @property
+    def state(self) -> ShardState:
+        """The shard's state in the newest target."""
+        return self._entry.state
 
     @property
     def address(self) -> str:
@@ -66,11 +64,11 @@ class ShardServer:
         """The connection to the server."""
         return self.server.channel
 
-    def follow(self, shard: Shard) -> None:
+    def follow(self, entry: Shard) -> None:
         """Take the shard's entry in the newest target; connect to its address if that is another one."""
-        if shard.address != self.shard.address:
-            self.channel.redirect(shard.address)
-        self.shard = shard
+        if entry.address != self._entry.address:
+            self.channel.redirect(entry.address)
+        self._entry = entry
 
 
 class ServerSet:
@@ -121,7 +119,7 @@ class ServerSet:
     def in_state(self, *states: ShardState) -> Sequence[ShardServer]:
         """Return the servers in one of these states, or all if no server is; raises as `check_usable`."""
         self.check_usable()
-        return [shard for shard in self.shards if shard.shard.state in states] or self.shards
+        return [shard for shard in self.shards if shard.state in states] or self.shards
 
     def refresh_soon(self) -> None:
         """Ask the source soon because a shard is unreachable. Does not wait."""
@@ -212,102 +210,3 @@ def _text(target: Target) -> str:
         for shard in target.shards
     )
     return f"{len(target.shards)} shards: {shards}"
-
-
-# --------------------------------------------------------------------------------------------- calls to several servers
-
-
-def on_each(
-    shards: Sequence[ShardServer], verb: Callable[[ShardServer], _T]
-) -> tuple[dict[ShardServer, _T], dict[ShardServer, Exception]]:
-    """Call all shards at once; return the results, and the errors of unreachable shards.
-
-    Any other error is raised when all calls have ended; the first one if several fail.
-    """
-    outcomes = {shard: in_background(functools.partial(verb, shard)) for shard in shards}
-    for outcome in outcomes.values():
-        outcome.wait()
-    done: dict[ShardServer, _T] = {}
-    unreachable: dict[ShardServer, Exception] = {}
-    for shard, outcome in outcomes.items():
-        try:
-            done[shard] = outcome.result()
-        except (ReplayTimeoutError, ServerUnavailableError) as error:
-            unreachable[shard] = error
-    return done, unreachable
-
-
-def on_all(shards: Sequence[ShardServer], verb: Callable[[ShardServer], _T]) -> list[_T]:
-    """Call all shards at once, and return the results in the shards' order.
-
-    The first error is raised when all calls have ended; errors of reachable shards have precedence.
-    """
-    if len(shards) == 1:
-        return [verb(shards[0])]
-    done, unreachable = on_each(shards, verb)
-    for error in unreachable.values():
-        raise error
-    return [done[shard] for shard in shards]
-
-
-def answering(
-    shards: Sequence[ShardServer], timeout_s: float, tables: Iterable[str], *, needs_all: bool = False
-) -> dict[ShardServer, ServerInfo]:
-    """Return the tables of the shards that answer. Several shards have two seconds, and are asked until one answers.
-
-    With `needs_all`, each shard has `timeout_s` seconds, and the first error of a shard is raised.
-
-    Raises ServerUnavailableError if no shard answers within `timeout_s` seconds, ReplayTimeoutError if the only shard
-    is connected but does not answer, or StructureError if a shard lacks one of the `tables`.
-    """
-    if needs_all or len(shards) == 1:
-        answers = on_all(shards, lambda shard: shard.channel.server_info(timeout_s))
-        infos = dict(zip(shards, answers, strict=True))
-    else:
-        infos = _first_answers(shards, timeout_s)
-    for shard, info in infos.items():
-        check_tables_exist(tables, info, shard.address)
-    return infos
-
-
-def _first_answers(shards: Sequence[ShardServer], timeout_s: float) -> dict[ShardServer, ServerInfo]:
-    until = time.monotonic() + timeout_s
-    while True:
-        wait_s = max(min(until - time.monotonic(), _ANSWER_WITHIN_S), _RETRY_S)
-        found, unreachable = on_each(shards, functools.partial(_ask, timeout_s=wait_s))
-        if found:
-            return found
-        if time.monotonic() + _RETRY_S > until:
-            names = ", ".join(shard.name for shard in shards)
-            why = "".join(f" {error}" for error in unreachable.values())
-            raise ServerUnavailableError(f"none of {names} answers within {timeout_s:.1f} s.{why}")
-        time.sleep(_RETRY_S)
-
-
-def sample_each(
-    connections: ServerSet, table: str, num_wanted: Callable[[str, ServerInfo], int], deadline: Deadline
-) -> dict[str, list[Sample]]:
-    """Return samples of each shard that answers, by its name, of which more than none are wanted.
-
-    `num_wanted` gets the name of a shard and its answer. Shards that fail are left out; if all do that have answered,
-    the first error is raised, as `answering` raises it if none answers.
-    """
-    infos = answering(connections.in_state("up", "draining"), deadline.left_s(), [table])
-    wanted = {shard: number for shard, info in infos.items() if (number := num_wanted(shard.name, info)) > 0}
-    read, failed = on_each([*wanted], lambda shard: [*shard.server.sample(table, wanted[shard], deadline)])
-    if len(failed) == len(infos):
-        raise next(iter(failed.values()))
-    return {shard.name: samples for shard, samples in read.items()}
-
-
-def first_that_answers(shards: Sequence[ShardServer], deadline: Deadline) -> ShardServer:
-    """Return the first server that answers within two seconds, or within half of the time left; else the first one."""
-    for shard in shards if len(shards) > 1 else ():
-        with contextlib.suppress(ServerUnavailableError, ReplayTimeoutError):
-            _ask(shard, min(deadline.left_s() / 2, _ANSWER_WITHIN_S))
-            return shard
-    return shards[0]
-
-
-def _ask(shard: ShardServer, timeout_s: float) -> ServerInfo:
-    return shard.channel.start_info(timeout_s).result()

@@ -18,6 +18,7 @@ class ShardFeed:
     """One of several servers: its shard, its feed, and whether it is left out.
 
     Attributes:
+        shard, feed, stream: the server, its feed, and the stream of the feed.
         max_samples: limit of its samples in flight or waiting while there are other servers.
         due: samples that were drawn from it and have not arrived.
         is_late: whether it is left out until it has samples again.
@@ -31,6 +32,7 @@ class ShardFeed:
         self.max_samples = self._max_alone = feed.max_samples
         self.is_late = False
         self.due = self.num_dropped = self.num_forgiven = 0
+        self.stream = feed.stream
 
     @property
     def num_waiting(self) -> int:
@@ -40,12 +42,12 @@ class ShardFeed:
     @property
     def has_no_connection(self) -> bool:
         """Whether the connection to the server is lost, or the target calls the server lost."""
-        return self.feed.stream.loss is not None or self.shard.shard.state == "lost"
+        return self.stream.loss is not None or self.shard.state == "lost"
 
     @property
     def is_lost(self) -> bool:
         """Whether the server cannot give new samples."""
-        return self.has_no_connection or self.feed.stream.is_closed
+        return self.has_no_connection or self.stream.is_closed
 
     def proceed(self, now: float, num_held: int, *, is_only: bool) -> tuple[float, list[ReverbWriterError]]:
         """Read and request samples, as `Feed.proceed`; the samples that were taken count for the only server."""

@@ -14,8 +14,9 @@ from reverb_writer.reading.priority_updates import drop_oldest
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.table_source import Unset, set_priorities
 from reverb_writer.shards.by_mass import ByMass
+from reverb_writer.shards.calls import answering
 from reverb_writer.shards.feed import ShardedFeed
-from reverb_writer.shards.server_set import ServerSet, ShardServer, answering
+from reverb_writer.shards.server_set import ServerSet, ShardServer
 from reverb_writer.shards.shard_feed import ShardFeed
 from reverb_writer.shards.turns import InTurn
 from reverb_writer.shards.weights import EXACT
@@ -60,7 +61,7 @@ class ShardedTable:
                 self._max_samples,
                 self._options,
                 changed=changed,
-                needs_table=is_exact,
+                may_lack_table=is_exact,
             )
             return ShardFeed(shard, feed, self._owners.remember)
 

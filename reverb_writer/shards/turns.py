@@ -71,7 +71,7 @@ class InTurn:
         """Return the server of the next batch; None if no server has a batch, or a server is awaited."""
         waits_since, self._waits_since = self._waits_since, None
         for one in (*leaving, *present):
-            if one.feed.waiting and (len(present) == 1 or one.feed.stream.is_closed):
+            if one.feed.waiting and (len(present) == 1 or one.stream.is_closed):
                 return one
         for ahead in range(len(present)):
             number = (self._turn + ahead) % len(present)

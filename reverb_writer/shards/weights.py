@@ -1,4 +1,4 @@
-"""The share of a table that each shard holds, and samples of all shards that are drawn by these shares.
+"""The share of a table that each shard holds. Arithmetic only.
 
 An item of priority p is sampled with probability p ** C / mass, where the mass is the sum over all items of its shard.
 So each sample gives the mass of its shard, and a shard's share is its mass divided by the sum of all masses. The share
@@ -11,15 +11,8 @@ The items of a uniform table weigh 1 each, so its mass is its size.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
-
-import numpy as np
-
-from reverb_writer.client.server_calls import Sample
-from reverb_writer.deadline import Deadline
-from reverb_writer.shards.server_set import ShardServer, answering, on_all
+from collections.abc import Sequence
 
 EXACT = frozenset({"uniform", "prioritized"})
 """Samplers whose tables on several servers are sampled as one table."""
@@ -62,44 +55,3 @@ def shares(sizes: Sequence[int], means: Sequence[float]) -> list[float]:
         masses = list(map(float, sizes))
     total = sum(masses)
     return [mass / total for mass in masses] if total else masses
-
-
-def sample_shards(
-    shards: Sequence[ShardServer], first: int, table: str, num_samples: int, deadline: Deadline
-) -> Iterator[Sample]:
-    """Sample items one by one: of all servers as one table, or of the servers in turn.
-
-    `first`, modulo the number of servers, is the server of the first turn; `deadline` is for all samples together.
-    Servers that do not answer are left out. If any server has samples now, servers without samples are left out.
-    """
-    infos = answering(shards, deadline.left_s(), [table])
-    ready = [shard for shard, info in infos.items() if info.tables[table].num_ready()] or list(infos)
-    tables = [infos[shard].tables[table] for shard in ready]
-    is_exact = {one.sampler for one in tables} <= EXACT
-    known: list[list[Sample]] = [[] for _ in ready]
-    sizes, means = [one.current_size for one in tables], [1.0] * len(ready)
-    if is_exact and tables[0].sampler_exponent is not None and not tables[0].max_times_sampled:
-        for number, sample in enumerate(on_all(ready, lambda shard: next(shard.server.sample(table, 1, deadline)))):
-            (_, priority, probability, sizes[number], _) = sample.info
-            known[number].append(sample)
-            means[number] = mean_weight(tables[number].sampler_exponent, priority, probability, sizes[number])
-    share = shares(sizes, means)
-    if not any(share):
-        share = [1 / len(ready)] * len(ready)
-    if is_exact:
-        order = np.random.default_rng().choice(len(ready), num_samples, p=share).tolist()
-    else:
-        order = [(first + turn) % len(ready) for turn in range(num_samples)]
-    missing = [order.count(number) - len(known[number]) for number in range(len(ready))]
-    streams = [
-        itertools.chain(
-            known[number], shard.server.sample(table, missing[number], deadline) if missing[number] > 0 else ()
-        )
-        for number, shard in enumerate(ready)
-    ]
-    for number in order:
-        sample = next(streams[number])
-        if is_exact:
-            info = sample.info._replace(probability=share[number] * sample.info.probability, table_size=sum(sizes))
-            sample = sample._replace(info=info)
-        yield sample

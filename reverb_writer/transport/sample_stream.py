@@ -57,12 +57,13 @@ class SampleStream:
     """Samples of one table on one server. For one thread, except for the counters.
 
     Attributes:
-        info: the server's tables at the last connection; None if it has not answered yet.
         answer: the server's tables in its last answer; None before the first.
+        state_id: the state of the server at the last connection; None before the first.
         loss: error of the last attempt to connect; None while there is a connection.
         unanswered_since: start of the time without an answer and without a sample; None without an open question.
         num_in_flight: samples that were requested and that `read` has not returned.
         num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
+        reconnects, server_restarts: lost connections that were made again; connections to a restarted server.
         is_closed: whether the stream was closed: it gives no more samples.
     """
 
@@ -76,25 +77,25 @@ class SampleStream:
         removes_items: bool,
         max_total: int | None = None,
         single_pass: bool = False,
-        needs_table: bool = False,
+        may_lack_table: bool = False,
     ) -> None:
         """Prepare the stream; the first `proceed` begins. It does not close the channel.
 
         `info` has the server's tables, None if it has not answered yet. Any thread calls `changed` when `read` or
         `proceed` has work; it must not wait. `removes_items` is whether sampling removes items. `max_total` limits the
         samples that are requested in all; with a `single_pass`, the number of items in the table also limits them when
-        nothing is in flight. A server without the table counts as lost if `needs_table`; otherwise this is an error.
+        nothing is in flight. A server without the table counts as lost if `may_lack_table`; otherwise this is an error.
         """
-        self.info = self.answer = info
+        self.answer = info
+        self.state_id = None if info is None else info.state_id
         self.loss: ReverbWriterError | None = ServerUnavailableError("no answer yet") if info is None else None
         self.unanswered_since: float | None = None
-        self.num_in_flight = self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = (
-            self.server_restarts
-        ) = 0
+        self.num_in_flight = self.num_bytes = self.num_lost = self.num_unasked = 0
+        self.reconnects = self.server_restarts = 0
         self._channel, self._name, self._changed = channel, table, changed
         self._removes_items = removes_items
         self._num_left = 1 << 62 if max_total is None else max_total  # samples that may still be requested
-        self._single_pass, self._needs_table = single_pass, needs_table
+        self._single_pass, self._may_lack_table = single_pass, may_lack_table
         self._stream: ByteStream | None = None
         self._reassembler = SampleReassembler()
         self._question: PendingCall[ServerInfo] | None = None
@@ -201,7 +202,7 @@ class SampleStream:
             timeout_s = _ANSWER_WITHIN_S if self.loss is None else _RECONNECT_WITHIN_S
             self._question = self._channel.start_info(timeout_s, lambda _: self._changed())
 
-    def look(self, now: float, since: float) -> None:
+    def ask_why(self, now: float, since: float) -> None:
         """Make the owner ask for the cause of a wait unless the answer is recent and after `since`; for any thread."""
         if self.answer is None or self.answer.at < max(since, now - _OLD_S):
             self._is_asked = True
@@ -226,7 +227,7 @@ class SampleStream:
 
     def lose(self, error: ReverbWriterError) -> None:
         """Note a lost connection; `proceed` connects again."""
-        if self.info is not None and self.loss is None:
+        if self.state_id is not None and self.loss is None:
             _LOG.warning("Samples of `%s`: %s Looking for it.", self._name, error)
         self._end_stream()
         self.loss = error
@@ -272,7 +273,7 @@ class SampleStream:
 
     def _refuse(self, error: StructureError) -> None:
         """Treat a server without the table as lost if it may return; otherwise raise."""
-        if not self._needs_table:
+        if not self._may_lack_table:
             raise error
         self.lose(error)
 
@@ -317,10 +318,10 @@ class SampleStream:
             except StructureError as error:
                 self._refuse(error)
                 return
-            if self.info is not None:
+            if self.state_id is not None:
                 self.reconnects += 1
-                self.server_restarts += info.state_id != self.info.state_id
-            self.info = info
+                self.server_restarts += info.state_id != self.state_id
+            self.state_id = info.state_id
             self.loss = None
             self._ask_at = self._found_at = now
         if not self._removes_items or self.table is None:

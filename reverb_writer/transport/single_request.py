@@ -25,8 +25,8 @@ class InsertStream:
         info: the server's tables when the stream was opened.
     """
 
-    def __init__(self, channel: Channel, info: ServerInfo | None = None) -> None:
-        """Open a stream at the first request; `Delivery` documents `info`."""
+    def __init__(self, channel: Channel, info: ServerInfo) -> None:
+        """Open a stream at the first request; `info` is the server's answer of a moment ago."""
         self.info = info
         self._inbox: Inbox[Callable[[], None]] = Inbox()
         self._delivery = Delivery(channel, self._inbox.put, collections.Counter(), info=info)
@@ -35,7 +35,7 @@ class InsertStream:
     def is_usable(self, tables: Iterable[str]) -> bool:
         """Return whether nothing has happened since the last request, and the server had these tables."""
         is_same = self._address == self._delivery.channel.address and self._inbox.empty()
-        return is_same and self.info is not None and all(table in self.info.tables for table in tables)
+        return is_same and all(table in self.info.tables for table in tables)
 
     def insert(self, request: InsertRequest, timeout_s: float) -> None:
         """Send items, and return when the server has confirmed every item.
@@ -74,8 +74,8 @@ class InsertStreams:
         weakref.finalize(self, _close_all, self._idle).atexit = False
 
     @contextlib.contextmanager
-    def one(self, tables: Iterable[str], ask: Callable[[], ServerInfo]) -> Iterator[tuple[InsertStream, ServerInfo]]:
-        """Lend a stream and the server's tables, which `ask` returns if no stream knows them; keep it after a success.
+    def one(self, tables: Iterable[str], ask: Callable[[], ServerInfo]) -> Iterator[InsertStream]:
+        """Lend a stream that knows the server's tables, which `ask` returns for a new stream; keep it after a success.
 
         A server that was restarted since has ended its streams: a stream without news knows the tables.
         """
@@ -87,13 +87,10 @@ class InsertStreams:
             if stream is not None and not stream.is_usable(tables):
                 stream.close()
                 stream = None
-        if stream is None or stream.info is None:
-            info = ask()
-            stream = InsertStream(self._channel, info)
-        else:
-            info = stream.info
+        if stream is None:
+            stream = InsertStream(self._channel, ask())
         try:
-            yield stream, info
+            yield stream
         except BaseException:
             stream.close()
             raise
@@ -111,9 +108,3 @@ def _close_all(streams: list[InsertStream]) -> None:
     while streams:
         with contextlib.suppress(IndexError):
             streams.pop().close()
-
-
-def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, info: ServerInfo | None = None) -> None:
-    """Send items by a stream of their own, and return when the server has confirmed every item."""
-    with contextlib.closing(InsertStream(channel, info)) as stream:
-        stream.insert(request, timeout_s)

@@ -55,7 +55,7 @@ class Cutter:
         # which its windows are encoded, and at the last end of an episode in a longer stream.
         self._steps, self._open, self._first, self._encoded, self._boundary = np.zeros((5, count), np.int64)
 
-    def free_rows(self) -> int:
+    def release_rows(self) -> int:
         """Release rows that are in chunks or in no window; return the row below which rows may be written.
 
         The rows are released first, because the observer may overwrite them at once.
@@ -63,7 +63,7 @@ class Cutter:
         self.ring.release(self.first_needed)
         return self.first_needed + self.ring.capacity - self.ring.rows_per_call + 1
 
-    def free_bytes(self, num_bytes: int) -> None:
+    def note_in_flight(self, num_bytes: int) -> None:
         """Do nothing, because all rows have one size and the ring bounds their number."""
 
     @property
@@ -304,7 +304,7 @@ class Cutter:
 
     def needed_chunks(self) -> list[int]:
         """Return the keys of the chunks that later windows may refer to."""
-        episodes = [*self._episodes, *[ready.episode for ready in self._ended]]
+        episodes = [*self._episodes, *[ready.origin for ready in self._ended]]
         return [chunk.key for episode in episodes for chunk in episode.chunks]
 
 

@@ -33,6 +33,9 @@ _LOG = logging.getLogger(__package__)
 _EPISODE_BITS = 40
 """Every episode has fewer than `1 << 40` steps."""
 
+_START_BITS = (1 << 30) - 1
+"""A chunk's range of steps has 32-bit numbers, and a stream across episodes may have more steps."""
+
 
 class Encoder:
     """Encodes steps and windows of all episodes of an observer. Not thread-safe: only the sender uses it.
@@ -82,7 +85,7 @@ class Encoder:
             kinds = np.append(kinds, np.full(num_padding, PADDING, np.uint8))
         columns = layout.columns(columns, kinds)
         key = self.new_key()
-        data = encode_chunk(key, episode, start & 0x3FFFFFFF, columns, layout.encoded_spec, kinds)
+        data = encode_chunk(key, episode, start & _START_BITS, columns, layout.encoded_spec, kinds)
         kept = [np.array(column) for column in (*columns, kinds)] if self._keeps_columns else None
         return Chunk(key, start, start + num_real + num_padding, data, kept)
 
@@ -92,10 +95,10 @@ class Encoder:
         The episodes keep only chunks that later windows need.
         """
         target = group[0].target
-        chunks = [chunk for ready in group for chunk in ready.episode.chunks]
+        chunks = [chunk for ready in group for chunk in ready.origin.chunks]
         # Each episode's steps are shifted beyond the steps of the episode before, so one search finds any step's chunk.
         shifts = np.arange(len(group), dtype=np.int64) << _EPISODE_BITS
-        chunk_shifts = np.repeat(shifts, [len(ready.episode.chunks) for ready in group])
+        chunk_shifts = np.repeat(shifts, [len(ready.origin.chunks) for ready in group])
         chunk_starts = np.array([chunk.start for chunk in chunks], np.int64) + chunk_shifts
         chunk_stops = np.array([chunk.stop for chunk in chunks], np.int64) + chunk_shifts
         chunk_keys = np.array([chunk.key for chunk in chunks], np.uint64)
@@ -121,7 +124,7 @@ class Encoder:
             # The next window ends after `num_steps`, so it begins after `num_steps - length`. An ended episode has no
             # next window.
             needed_from = NEVER if ready.end is not None else ready.num_steps - target.length
-            ready.episode.chunks = [chunk for chunk in ready.episode.chunks if chunk.stop > needed_from]
+            ready.origin.chunks = [chunk for chunk in ready.origin.chunks if chunk.stop > needed_from]
         return InsertRequest(frozenset(target.tables), first_key, rows, needed) if rows else None
 
     def _priorities(
@@ -137,7 +140,7 @@ class Encoder:
             takes_kinds = True
         found = np.full(len(ends), np.nan)
         for i, (number, start, end) in enumerate(zip(of.tolist(), starts.tolist(), ends.tolist(), strict=True)):
-            *columns, kinds = _columns(group[number].episode.chunks, start, end)
+            *columns, kinds = _columns(group[number].origin.chunks, start, end)
             window = self.layout.pack(columns)
             try:
                 found[i] = check_priority(target.priority(window, kinds) if takes_kinds else target.priority(window))

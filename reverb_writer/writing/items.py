@@ -77,12 +77,13 @@ class ItemOrigin:
     """Whole items that were batched together."""
 
     receiver: Any = None  # as of `Origin`
+    num_sent: int = 0
 
 
 class ItemBatch(NamedTuple):
     """Consecutive items."""
 
-    episode: ItemOrigin
+    origin: ItemOrigin
     items: list[EncodedItem]
     num_items: int
 
@@ -143,11 +144,11 @@ class ItemSource:
             chunks = {item.chunk_key: item.chunk for item in batch.items}
             yield InsertRequest(self.tables, batch.items[0].first_key, rows, chunks)
 
-    def free_rows(self) -> int:
+    def release_rows(self) -> int:
         """Return the row below which items may be written; it bounds their number."""
         return self._num_batched + self.ring.size
 
-    def free_bytes(self, num_bytes: int) -> None:
+    def note_in_flight(self, num_bytes: int) -> None:
         """Grant the bytes that are neither in the rows nor in flight."""
         self.ring.granted_bytes = self._taken_bytes - self.unsent_bytes + self._max_bytes - num_bytes
         self.ring.wake_at_bytes = self._taken_bytes + REQUEST_BYTES

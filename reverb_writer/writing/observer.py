@@ -126,16 +126,16 @@ class Observer(ObserverLife):
         env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
         sender = self._sender or self._start(step)
         ring, kinds = sender.ring, self._kinds
-        written, num_steps, _, before, num_items = ring.head
+        written, num_steps, _, state, num_items = ring.head
         leaves = self._fitting(step)
         if leaves is None:
             leaves = self._convert(step, (self._num_before + written) // (self._num_envs or 1))
         if ends is not None:
-            row, self._is_marked = kinds.row(leaves, before, env_ids, ends), True
+            row, self._is_marked = kinds.row(leaves, state, env_ids, ends), True
         elif known is not None:
             row, self._is_marked = kinds.known(*known, leaves), True
         else:
-            row = kinds.plain(leaves, before, env_ids)
+            row = kinds.plain(leaves, state, env_ids)
         if get_ident() != self._thread:
             self._change_thread(ring)
         if written >= ring.granted or num_items >= ring.granted_items:
@@ -146,23 +146,23 @@ class Observer(ObserverLife):
         if self._max_steps is not None or row.num_unknown:
             self._note_end(steps_of(num_steps), env_ids, row)
 
-    def _note_end(self, before: Any, env_ids: EnvIds, row: Row) -> None:
-        """Look at a written row, before which the episode had `before` steps: is its end unknown, or too late?"""
+    def _note_end(self, steps_before: Any, env_ids: EnvIds, row: Row) -> None:
+        """Look at a written row, before which the episode had `steps_before` steps: is its end unknown, or too late?"""
         if row.num_unknown:
             self._note_unknown(row.num_unknown)
         if self._max_steps is not None:
-            self._check_length(before, self._max_steps, env_ids, row.boundary)
+            self._check_length(steps_before, self._max_steps, env_ids, row.boundary)
 
-    def _check_length(self, before: Any, max_steps: int, env_ids: EnvIds, boundary: Boundary | None) -> None:
-        """Raise or log if an episode has become too long; `before` is the number of its steps before this call."""
+    def _check_length(self, steps_before: Any, max_steps: int, env_ids: EnvIds, boundary: Boundary | None) -> None:
+        """Raise or log if an episode has become too long; `steps_before` are its steps before this call."""
         if self._num_envs is None:
-            is_too_long = before <= max_steps < before + 1 + (boundary is not None)
+            is_too_long = steps_before <= max_steps < steps_before + 1 + (boundary is not None)
         else:
-            counts = before.copy()
+            counts = steps_before.copy()
             counts[env_ids] += 1
             if boundary is not None:
                 counts[boundary.env_ids] += 1
-            is_too_long = ((before <= max_steps) & (counts > max_steps)).any()
+            is_too_long = ((steps_before <= max_steps) & (counts > max_steps)).any()
         if is_too_long:
             self._on_overflow()
 

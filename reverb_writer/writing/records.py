@@ -29,6 +29,7 @@ class OpenEpisode:
 
     key: int
     receiver: Any = None  # as of `Origin`
+    num_sent: int = 0
     # chunks that later windows need, in order, without gaps; of an open episode, at least the last one
     chunks: list[Chunk] = field(default_factory=list)
 
@@ -37,7 +38,7 @@ class Ready(NamedTuple):
     """Windows of one episode that are complete in its chunks."""
 
     target: WindowTarget
-    episode: OpenEpisode
+    origin: OpenEpisode
     after: int  # windows that end at or before this step count were encoded before
     num_steps: int  # real steps of an ended episode; real steps in chunks of an open one
     end: EpisodeEnd | None  # None if the episode is open

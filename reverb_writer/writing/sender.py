@@ -263,9 +263,9 @@ class Sender:
         if self._is_closing or self._outbox.fault is not None or self.is_ended:
             self.ring.granted = -1
         else:
-            self.ring.granted = max(self.ring.granted, self._source.free_rows())
+            self.ring.granted = max(self.ring.granted, self._source.release_rows())
             self.ring.granted_items = self._source.num_counted + self._outbox.room() - self._source.num_unencoded
-            self._source.free_bytes(self._outbox.pending_bytes)
+            self._source.note_in_flight(self._outbox.pending_bytes)
 
     # ------------------------------------------------------------------------------------------------ waiting calls
 

@@ -1,6 +1,6 @@
 """The interface between a writer's kind of rows and the sender.
 
-    caller's thread -> rows -> source -> Ready batches -> requests
+    caller's thread -> rows -> source -> batches of complete items -> requests
 
 `Cutter` makes windows of steps; `ItemSource` passes whole items on.
 """
@@ -49,18 +49,20 @@ class Origin(Protocol):
     """Items that stay together: an episode, or some whole items.
 
     Attributes:
-        receiver: who gets the items. Only the outbox assigns and reads it; None at first.
+        receiver: the `Destination` of several; None at first. Only the outbox of several servers assigns and reads it.
+        num_sent: items sent to the receiver so far; as `receiver`.
     """
 
     receiver: Any
+    num_sent: int
 
 
 class Batch(Protocol):
     """Complete items of one origin."""
 
     @property
-    def episode(self) -> Origin:
-        """Their origin."""
+    def origin(self) -> Origin:
+        """The episode of the windows, or what keeps whole items together."""
 
     @property
     def num_items(self) -> int:
@@ -113,10 +115,10 @@ class Source(Protocol):
     def requests(self, batches: Sequence[Any]) -> Iterator[InsertRequest]:
         """Make requests of batches, in their order."""
 
-    def free_rows(self) -> int:
+    def release_rows(self) -> int:
         """Release rows that are no longer needed; return the row below which rows may be written."""
 
-    def free_bytes(self, num_bytes: int) -> None:
+    def note_in_flight(self, num_bytes: int) -> None:
         """Note the bytes in flight, which bound the rows of a source whose rows have different sizes."""
 
     def needed_chunks(self) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.arguments import check_priority
-from reverb_writer.errors import SpecError
 from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
 
 Priority = float | Callable[..., float] | Literal["max"]
@@ -57,7 +56,7 @@ class WindowTarget:
         num_tables: number of tables.
 
     Raises:
-        SpecError: there is no table, a table's name is empty or repeated, or the priority is not a finite number >= 0.
+        SpecError: the priority is not a finite number >= 0.
     """
 
     spec: WindowSpec
@@ -69,17 +68,10 @@ class WindowTarget:
     num_tables: int = field(init=False)
 
     def __post_init__(self) -> None:
-        given: Any = self.tables
-        if not given:
-            raise SpecError("`table` must be a name or several different ones, got none.")
-        names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-        if not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
-            raise SpecError(f"`table` must be a name or several different ones, got {given!r}.")
         if not callable(self.priority) and self.priority != "max":
             check_priority(self.priority, ", a function or 'max'")
-        derived = {"tables": names, "num_tables": len(names), "length": self.spec.sequence_length or NEVER}
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "num_tables", len(self.tables))
+        object.__setattr__(self, "length", self.spec.sequence_length or NEVER)
 
     @property
     def items_per_step(self) -> float:

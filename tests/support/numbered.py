@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import reverb_writer as rw
 from reverb_writer.client.whole_items import one_item
 from reverb_writer.protocol import messages
-from reverb_writer.transport.single_request import insert_items
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.in_flight import InsertRequest
+from reverb_writer.transport.single_request import InsertStream
 
 QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
 
@@ -36,6 +39,12 @@ def insert_numbers(address: str, table: str, numbers: Any, length: int = 1) -> N
             client.insert([np.full(length, number, np.int64)], {table: 1.0})
 
 
+def insert_items(channel: Channel, request: InsertRequest, timeout_s: float = 60.0) -> None:
+    """Insert the items of a request, which a test has encoded, and wait until the server has confirmed them."""
+    with contextlib.closing(InsertStream(channel, channel.server_info(60.0))) as stream:
+        stream.insert(request, timeout_s)
+
+
 def insert_variant(client: rw.Client, table: str) -> None:
     """Write an item with one empty tensor of dtype VARIANT, as anyone who reaches the server can."""
     _insert_tensor(client, table, b"", messages.DataType.DT_VARIANT)
@@ -54,7 +63,7 @@ def _insert_tensor(client: rw.Client, table: str, content: bytes, dtype: int | N
     tensor.dtype = tensor.dtype if dtype is None else dtype
     tensor.tensor_content = content
     request.chunks[key] = message.SerializeToString()
-    insert_items(client.shards[0].channel, request, 60)
+    insert_items(client.shards[0].channel, request)
 
 
 def first_numbers(batch: rw.Batch) -> list[int]:

@@ -49,7 +49,8 @@ class Stream:
     """Stands for a `SampleStream`."""
 
     def __init__(self, info: ServerInfo | None) -> None:
-        self.info, self.messages = info, collections.deque[Samples]()
+        self.messages = collections.deque[Samples]()
+        self.state_id = None if info is None else info.state_id
         self.table = None if info is None else info.tables["replay"]
         self.loss: Exception | None = None if info else ServerUnavailableError("no answer yet")
         self.unanswered_since: float | None = None
@@ -110,7 +111,7 @@ class Shards:
 
     def shard(self, name: str) -> Any:
         """Return an entry of the target."""
-        return SimpleNamespace(name=name, address=f"{name}:1", shard=SimpleNamespace(state="up"))
+        return SimpleNamespace(name=name, address=f"{name}:1", state="up")
 
     def receive(self, name: str, keys: Sequence[int], table_size: int, priority: float = 1.0) -> None:
         """Have samples of a server arrive."""
@@ -139,7 +140,7 @@ class Shards:
 
     def find(self, name: str, info: ServerInfo) -> None:
         """Have the connection to a server return."""
-        self._change(name, loss=None, info=info, table=info.tables["replay"])
+        self._change(name, loss=None, state_id=info.state_id, table=info.tables["replay"])
 
     def _change(self, name: str, **attributes: Any) -> None:
         """Change a stream while it proceeds."""

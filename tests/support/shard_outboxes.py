@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from reverb_writer.shards.outbox import Destination, ShardedOutbox
-from reverb_writer.shards.targets import Shard, rank_shards
+from reverb_writer.shards.targets import rank_shards
 from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.writing.stream_options import Books, DeliveryOptions
@@ -41,13 +41,14 @@ class Channel:
 @dataclass(eq=False)
 class Episode:
     receiver: Any = None
+    num_sent: int = 0
 
 
 @dataclass(eq=False)
 class Items:
     """Complete items of an episode."""
 
-    episode: Episode
+    origin: Episode
     num_items: int
 
 
@@ -90,7 +91,7 @@ class Replay:
     @staticmethod
     def _server(name: str) -> Any:
         address = f"{name}:8000"
-        return SimpleNamespace(name=name, address=address, shard=Shard(name, address), channel=Channel(address))
+        return SimpleNamespace(name=name, address=address, state="up", channel=Channel(address))
 
     def refresh_soon(self) -> None:
         self.num_refreshed += 1
@@ -102,7 +103,7 @@ class Replay:
 
     def set_state(self, name: str, state: Any) -> None:
         (server,) = [server for server in self.shards if server.name == name]
-        server.shard = replace(server.shard, state=state)
+        server.state = state
 
     def to(self, name: str) -> Destination:
         return self.outbox._destinations[name]
@@ -124,7 +125,7 @@ class Replay:
         first_keys = [request.first_key + n for request in flight._queued for n in range(request.num_items)]
         flight.take_message(1 << 30)
         flight.acknowledge(np.array(first_keys, np.uint64))
-        self.to(name).server.channel.last_response_at = time.monotonic()
+        self.to(name).shard.channel.last_response_at = time.monotonic()
 
     def pending(self) -> dict[str, int]:
         return {name: each.outbox.num_written for name, each in self.outbox._destinations.items()}

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numbered import insert_items
 from reading import SIGNATURE, Pair, Serve, fifo, read, read_column, spec
 from server_process import HostedServer
 from threads import at_once
 
 import reverb_writer as rw
 from reverb_writer.client.whole_items import one_item
-from reverb_writer.transport.single_request import insert_items
 
 
 def test_server_info_tells_of_every_table(client: rw.Client) -> None:
@@ -116,7 +116,7 @@ def test_item_comes_back_leaf_by_leaf_each_with_its_own_length_from_several_tabl
 def test_server_keeps_an_item_whose_key_it_knows_and_takes_the_new_priority(client: rw.Client) -> None:
     for value, priority in ((1, 0.5), (2, 0.75)):
         request = one_item([np.array([value])], [False], {"a": priority}, key=7)
-        insert_items(client.shards[0].channel, request, 60)
+        insert_items(client.shards[0].channel, request)
     (item,) = read(client, "a")
     assert (item.data[0].tolist(), item.info.key, item.info.priority, item.info.table_size) == ([1], 7, 0.75, 1)
 

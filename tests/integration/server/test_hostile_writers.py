@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numbered import insert_items
 from service_process import configuration, insert, kept, service, sizes
 from waiting import PATIENCE_S, eventually
 
@@ -15,7 +16,6 @@ import reverb_writer as rw
 from reverb_writer.client.whole_items import one_item
 from reverb_writer.files.tfrecord import ITEMS, read_records, write_records
 from reverb_writer.protocol import messages
-from reverb_writer.transport.single_request import insert_items
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytestmark = pytest.mark.timeout(300)  # several servers a test, and TensorFlow takes seconds to load
@@ -28,10 +28,9 @@ TABLES = """sampler = "prioritized"
 def insert_with(address: str, priority: float) -> None:
     """Insert an item without our client's check of priorities; it is never confirmed."""
     with rw.Client(address) as client:
-        channel = client.shards[0].channel
         request = one_item([np.array([99])], [False], {"replay": priority})
         with contextlib.suppress(rw.errors.ReverbWriterError):
-            insert_items(channel, request, 2.0, channel.server_info(30.0))
+            insert_items(client.shards[0].channel, request, 2.0)
 
 
 def change_priority(address: str, priority: float) -> None:

@@ -116,7 +116,7 @@ def test_late_and_lost_servers_are_not_drawn() -> None:
     assert len(mixed.take(4)) == 4
     assert (mixed.waiting(), mixed.draws.seen) == ([0, 4], [])
     mixed = Mixed(UNIFORM, 2, 2)
-    mixed.connections.shards[1].shard.state = "lost"
+    mixed.connections.shards[1].state = "lost"
     assert len(mixed.take(4)) == 4
     assert (mixed.waiting(), mixed.draws.seen, mixed.stats().left_out_servers) == ([0, 4], [], 1)
 

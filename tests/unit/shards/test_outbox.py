@@ -151,7 +151,7 @@ def test_silent_server_is_given_up_only_if_a_question_stays_unanswered_for_half_
     replay = Replay("p", "q")
     silent = first(1, "p", "q")
     (other,) = {"p", "q"} - {silent}
-    channel: Any = replay.to(silent).server.channel
+    channel: Any = replay.to(silent).shard.channel
     replay.outbox.check()
     assert channel.questions == [], "nothing is due"
     episode = replay.episode(2)
@@ -196,7 +196,7 @@ def test_lost_server_is_used_again_when_it_answers_and_has_the_tables(
     caplog.set_level("INFO")
     replay = Replay("p", "q")
     lost = first(1, "p", "q")
-    channel: Any = replay.to(lost).server.channel
+    channel: Any = replay.to(lost).shard.channel
     replay.episode(2)
     replay.to(lost).delivery.fault = (StructureError, "table `a` is not on the server")
     replay.outbox.check()
@@ -219,7 +219,7 @@ def test_lost_server_is_used_again_when_it_answers_and_has_the_tables(
 def test_server_that_the_target_called_lost_is_used_again_after_its_next_answer(now: list[float]) -> None:
     replay = Replay("p", "q")
     lost = first(1, "p", "q")
-    channel: Any = replay.to(lost).server.channel
+    channel: Any = replay.to(lost).shard.channel
     replay.set_state(lost, "lost")
     for _ in range(2):
         replay.outbox.check()

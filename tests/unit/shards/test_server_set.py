@@ -10,7 +10,8 @@ from shard_feeds import NOW, table_info
 
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError
-from reverb_writer.shards.server_set import ShardServer, sample_each
+from reverb_writer.shards.calls import sample_each
+from reverb_writer.shards.server_set import ShardServer
 from reverb_writer.shards.targets import Shard
 from reverb_writer.tables.table_info import ServerInfo
 

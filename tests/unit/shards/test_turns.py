@@ -94,7 +94,7 @@ def test_samples_of_a_server_of_a_queue_that_leaves_are_still_given() -> None:
         turns.receive("a", [0, 1], 9)
         turns.tell("b", "c")
         assert turns.streams["a"].is_closed
-        assert [*map(turns.streams["c"].__getattribute__, ["info", "is_closed"])] == [None, False]  # it is asked first
+        assert (turns.streams["c"].state_id, turns.streams["c"].is_closed) == (None, False)  # it is asked first
         assert turns.feeds.num_waiting == len(rest)
         assert turns.batch()[0] == rest
         stats = turns.stats()

@@ -168,7 +168,7 @@ def test_strings_count_by_their_length_and_are_released_when_they_are_sent(num_e
         *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
         *(({"priority": one}, "must be a finite number >= 0") for one in (math.nan, math.inf, -0.1, "1", None)),
         ({"priority": "Max"}, "`priority` must be a finite number >= 0, a function or 'max', got 'Max'"),
-        ({"table": []}, "`table` must be a name or several different ones, got none"),
+        ({"table": []}, "`table` must be a name or several different ones, got \\[\\]"),
         *(({"table": ["a", one]}, "`table` must be a name or several different ones") for one in ("a", "")),
         *(({"table": one}, f"`table` must be .* ones, got {one!r}") for one in (8, 2.5)),
         ({"max_sequence_length": 0}, "`max_sequence_length` must be >= 1, got 0"),

@@ -47,12 +47,12 @@ def test_each_episode_keeps_the_chunks_of_later_windows() -> None:
     ]
     encode(group)
     # A window of 3 steps that ends later than step 8 begins in the last chunk of the first episode.
-    assert group[0].episode.chunks == [chunk(12, 4, 8)]
-    assert group[1].episode.chunks == [chunk(31, 0, 2)]
-    assert group[2].episode.chunks == []
+    assert group[0].origin.chunks == [chunk(12, 4, 8)]
+    assert group[1].origin.chunks == [chunk(31, 0, 2)]
+    assert group[2].origin.chunks == []
 
 
 def test_without_windows_there_is_no_request() -> None:
     group = [ready(2, 2, chunk(31, 0, 2)), ready(4, 4, chunk(21, 0, 4), end=end_at(4))]
     assert encode(group) is None
-    assert [each.episode.chunks for each in group] == [[chunk(31, 0, 2)], []]
+    assert [each.origin.chunks for each in group] == [[chunk(31, 0, 2)], []]
