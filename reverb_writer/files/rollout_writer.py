@@ -345,8 +345,9 @@ class RolloutWriter:
             blocks = [np.zeros((count, capacity, *shape), dtype) for dtype, shape in of_columns]
             for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
                 block[:, :length] = former.reshape(count, length, *former.shape[1:])
-            self._blocks = [block.reshape(count * capacity, *block.shape[2:]) for block in blocks]
-            self._capacity, self._starts = capacity, np.arange(count) * capacity
+            flat = [block.reshape(count * capacity, *block.shape[2:]) for block in blocks]
+            starts = np.arange(count) * capacity
+            self._blocks, self._capacity, self._starts = flat, capacity, starts  # no call, so no interrupt between
         self._longest = length
 
     @contextlib.contextmanager

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.views import entries_of
+from reverb_writer.protocol.views import EntryView, entries_of
 
 _IS_END, _INFO = operator.attrgetter("end_of_sequence"), operator.attrgetter("info")
 _PROBABILITY, _TABLE_SIZE = operator.attrgetter("probability"), operator.attrgetter("table_size")
@@ -120,7 +120,7 @@ class SampleReassembler:
 
     def __init__(self) -> None:
         """Start between two samples."""
-        self._incomplete: Any = None  # the first entry of a sample, with the chunks of all entries so far
+        self._incomplete: EntryView | None = None  # the first entry of a sample, with the chunks of all entries so far
         self._num_bytes = self._num_parts = 0
 
     def feed(self, message: bytes | UnencodedSamples) -> Samples:
@@ -132,21 +132,23 @@ class SampleReassembler:
             entries = list(parse("SampleStreamResponse", messages.SampledResponse, message).entries)
         if self._incomplete is None and all(map(_IS_END, entries)):
             return Samples.of(entries)
-        return Samples.of([sample for entry in entries if (sample := self._join(entry))])
+        samples = [sample for entry in entries if (sample := self._join(entry))]
+        if self._incomplete is not None:
+            self._num_bytes += len(message)  # a view of one byte keeps the whole message
+            if self._num_bytes > _MAX_SPLIT_BYTES or self._num_parts > _MAX_SPLIT_PARTS:
+                raise FormatError(
+                    f"a sample that has no end: {self._num_bytes} bytes in {self._num_parts} parts so far, expected "
+                    f"at most {_MAX_SPLIT_BYTES} in {_MAX_SPLIT_PARTS}."
+                )
+        return Samples.of(samples)
 
     def _join(self, entry: Any) -> Any:
         """Return the sample that `entry` completes, or None."""
         if self._incomplete is None and entry.end_of_sequence:
             return entry
-        self._num_bytes += sum(map(len, entry.data))
         self._num_parts += len(entry.data) + 1
-        if self._num_bytes > _MAX_SPLIT_BYTES or self._num_parts > _MAX_SPLIT_PARTS:
-            raise FormatError(
-                f"a sample that has no end: {self._num_bytes} bytes in {self._num_parts} parts so far, expected "
-                f"at most {_MAX_SPLIT_BYTES} in {_MAX_SPLIT_PARTS}."
-            )
         if self._incomplete is None:
-            self._incomplete = entry
+            self._incomplete = EntryView(entry.info, [*entry.data], end_of_sequence=True)
         else:
             self._incomplete.data.extend(entry.data)
         if not entry.end_of_sequence:

@@ -24,6 +24,7 @@ MIN_BYTES: Final = 65_536
 _VARINT, _BYTES = 0, 2  # wire types
 _MAX_TAG = 0x7F  # of fields up to 15
 _MAX_SHIFT = 63
+_MAX_FIELDS = 4096  # of one message; a field of two bytes takes a hundred times its size
 _MAX_NUMBER = 1 << 31
 
 # Tags: field number << 3 | wire type.
@@ -168,7 +169,8 @@ def _fields(encoded: memoryview) -> list[tuple[int, Any]]:
     """Return tag and value of each field, in order; a value is an integer or a view.
 
     Raises:
-        _UnusualError: a field has a high number, or is neither a varint nor bytes; or bytes are missing.
+        _UnusualError: a field has a high number, or is neither a varint nor bytes; or bytes are missing; or there are
+            very many fields.
         IndexError: bytes are missing.
     """
     fields: list[tuple[int, Any]] = []
@@ -199,6 +201,6 @@ def _fields(encoded: memoryview) -> list[tuple[int, Any]]:
             at = end
         else:
             fields.append((tag, value))
-        if tag > _MAX_TAG or kind not in (_VARINT, _BYTES):
+        if tag > _MAX_TAG or kind not in (_VARINT, _BYTES) or len(fields) > _MAX_FIELDS:
             raise _UnusualError
     return fields

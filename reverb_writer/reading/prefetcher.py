@@ -224,8 +224,10 @@ class Prefetcher:
                 next_at, errors = self._feed.proceed(now, self._num_held() + self._num_left_out)
                 for error in errors:
                     self._refuse(error, 0)
+            has_none = not self._ready  # read first: a call that gets a batch does not want the rest
             request = self._request
-            rest, bounded = request is not None or self._feed.is_done, request is None and end is None
+            rest = (request is not None and has_none) or self._feed.is_done
+            bounded = request is None and end is None
             if self._advance(rest=rest, bounded=bounded):
                 continue
             if end is not None:
@@ -326,8 +328,8 @@ class Prefetcher:
             self.woken.set()
 
     def _answer(self, request: Flag) -> None:
-        """Put the samples that have arrived, after the batches that they fill."""
-        if not (self._ready and self._maker.is_lazy):
+        """Put the samples that have arrived if they fill no batch."""
+        if not self._ready:
             self._put_rest()
         request.set()
         self.woken.set()

@@ -109,8 +109,8 @@ class ByMass:
         was_lost, mass.was_lost = mass.was_lost, stream.loss is not None
         if mass.was_lost and not (was_lost or is_only or self._removes_items):
             one.drop(one.num_waiting)  # others are sampled meanwhile
-        if was_lost and not mass.was_lost and mass.state_id != stream.state_id:
-            # It may have restarted without its items.
+        if not mass.was_lost and stream.state_id is not None and mass.state_id != stream.state_id:
+            # It may have restarted without its items; also while nothing looked.
             mass.mean, mass.state_id = self._unknown_mean, stream.state_id
         has_more, mass.num_received = one.feed.num_received > mass.num_received, one.feed.num_received
         waiting = one.feed.waiting

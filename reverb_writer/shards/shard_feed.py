@@ -26,10 +26,10 @@ class ShardFeed:
         num_forgiven: samples that were drawn from it and are no longer required.
     """
 
-    def __init__(self, shard: ShardServer, feed: ServerFeed, remember: Remember) -> None:
-        """Start without samples; `remember` gets the keys of samples that are taken."""
+    def __init__(self, shard: ShardServer, feed: ServerFeed, max_samples: int, remember: Remember) -> None:
+        """Start without samples, with this first `max_samples`; `remember` gets the keys of samples that are taken."""
         self.shard, self.feed, self._remember = shard, feed, remember
-        self.max_samples = self._max_alone = feed.max_samples
+        self.max_samples, self._max_alone = max_samples, feed.max_samples
         self.is_late = False
         self.due = self.num_dropped = self.num_forgiven = 0
         self.stream = feed.stream

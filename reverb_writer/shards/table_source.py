@@ -63,7 +63,9 @@ class ShardedTable:
                 changed=changed,
                 may_lack_table=is_exact,
             )
-            return ShardFeed(shard, feed, self._owners.remember)
+            # Servers that are drawn by their share get a larger limit with the first draw.
+            max_samples = self._batch_size if is_exact else self._max_samples
+            return ShardFeed(shard, feed, max_samples, self._owners.remember)
 
         may_grow = not self._options.single_pass  # it returns the items that the table held at its start
         self._feed = ShardedFeed(self._connections, infos, tables, rule, open_feed, may_grow=may_grow)

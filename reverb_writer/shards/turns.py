@@ -46,6 +46,8 @@ class InTurn:
         has no batch.
         """
         self._has_others = len(present) > 1
+        if num_samples >= self._batch_size:  # the batch is still empty: its samples were left out
+            self._of_batch = None
         one = self._of_batch or self._next(present, leaving, now, rest=rest)
         if one is None:
             return NO_SAMPLES

@@ -26,7 +26,7 @@ from reverb_writer.transport import process_hooks
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import Reset, StepRing, steps_of
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.step_kinds import Boundary, Ends, EnvIds, Row, env_ends
+from reverb_writer.writing.step_kinds import Boundary, Ends, EnvIds, Row, check_bits, env_ends
 
 _LOG = logging.getLogger(__package__)
 
@@ -109,6 +109,7 @@ class Observer(ObserverLife):
             known = kinds, kinds & LAST != 0
         else:
             kinds = np.array(kinds, np.uint8)
+            check_bits(kinds)
             is_last = kinds & _LAST
             known = kinds, is_last != 0 if np.count_nonzero(is_last) else None
         self._take(step, env_mask, known, None)
@@ -226,6 +227,8 @@ class Observer(ObserverLife):
         kinds = None if kinds is None else np.asarray(kinds, np.uint8)
         if kinds is not None and kinds.shape != (num_steps,):
             raise StructureError(f"`kinds` has shape {kinds.shape}, expected ({num_steps},): one kind per row.")
+        if kinds is not None:
+            check_bits(kinds)
         if self._sender is not None or not num_steps:
             self._check(self._sender)
         if not num_steps:

@@ -30,7 +30,7 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import env_flags, zeros
 from reverb_writer.nests import fields_of, join_paths
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL, LastRow
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL, LastRow
 from reverb_writer.rows.layouts import STEP_FIRST, STEP_LAST, ambiguous, layout_of
 from reverb_writer.steps import MID, StepStructure
 
@@ -129,6 +129,7 @@ class StepKinds:
             return Row(kind, state, is_last)
         row = self._by_state.get((state, is_last))
         if row is None:
+            check_bits(np.asarray(kind))
             row = self._by_state[state, is_last] = Row(kind, state, is_last)
         return row
 
@@ -336,6 +337,15 @@ class StepKinds:
         for at, leaf in zip(self._of_observation, final, strict=True):
             found[at] = leaf
         return found
+
+
+def check_bits(kinds: npt.NDArray[Any]) -> None:
+    """Raise StructureError if a caller's kinds have bits that no kind has: the ring and the state have own bits there.
+
+    >>> check_bits(np.array([ACTION, LAST | TERMINAL], np.uint8))
+    """
+    if kinds.max(initial=0) > PADDING or kinds.min(initial=0) < 0:
+        raise StructureError(f"`kinds` has {kinds.max()}, expected sums of the bits of `reverb_writer.rows`, up to 16.")
 
 
 def env_ends(num_envs: int, end_of_episode: Any, terminated: Any, truncated: Any, final_observation: Any) -> Ends:

@@ -155,7 +155,7 @@ class Shards:
         feed = ServerFeed(server, info, self._table, MAX_SAMPLES, ReadOptions(), changed=changed)
         stream: Any = Stream(info)
         self.streams[shard.name] = feed.stream = stream
-        return ShardFeed(shard, feed, lambda keys, name: self.remembered.update(dict.fromkeys(keys, name)))
+        return ShardFeed(shard, feed, MAX_SAMPLES, lambda keys, name: self.remembered.update(dict.fromkeys(keys, name)))
 
 
 def numbers_of(samples: Samples) -> list[int]:

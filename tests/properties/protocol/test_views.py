@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,18 @@ LARGE_CHUNK = sampled.chunk(7, [np.arange(40_000, dtype="u2"), np.zeros(40_000)]
 def test_unusual_forms_are_left_to_protobuf(more: bytes) -> None:
     assert views.chunk_of(LARGE_CHUNK) is not None
     assert views.chunk_of(LARGE_CHUNK + more) is None
+
+
+def test_many_tiny_fields_are_left_to_protobuf_before_they_take_memory() -> None:
+    message = b"\x0a\x00" * 200_000
+    tracemalloc.start()
+    try:
+        assert views.entries_of(message) is None
+        assert views.request_of(message) is None
+        assert views.chunk_of(message) is None
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
 
 
 READERS: list[tuple[Any, Any, Callable[[Any], Any]]] = [

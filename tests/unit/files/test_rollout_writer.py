@@ -21,7 +21,7 @@ from interrupting import EachMoment
 from rollout_steps import tf_agents_steps, transition, write_transitions
 
 import reverb_writer as rw
-from reverb_writer.files import RolloutWriter, StoredTrajectory, list_trajectories
+from reverb_writer.files import RolloutWriter, StoredTrajectory, list_trajectories, rollout_writer
 from reverb_writer.files.manifest import End
 
 
@@ -344,8 +344,10 @@ def test_full_disk_takes_no_step_from_environments_whose_episodes_go_on(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer is printed
-@pytest.mark.parametrize("at", [7, 9])
-def test_interrupt_of_a_step_leaves_no_hole(tmp_path: Path, at: int) -> None:
+@pytest.mark.parametrize("at", [7, 8, 9])
+def test_interrupt_of_a_step_leaves_no_hole(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_writer, "_FIRST_LENGTH", 8)  # so that the blocks are doubled for step 8
+
     def write_one() -> None:
         with contextlib.suppress(ValueError):  # zipfile's, if an interrupt comes while a member of an archive is open
             writer({"n": np.int64(at)}, end_of_episode=at == 9)

@@ -6,6 +6,7 @@ import collections
 import logging
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,12 +105,39 @@ def test_sample_split_over_entries_and_messages_is_reassembled() -> None:
 
 
 def test_sample_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "_MAX_SPLIT_BYTES", 10)
+    monkeypatch.setattr(responses, "_MAX_SPLIT_BYTES", 20)
     reassembler = SampleReassembler()
-    for _ in range(2):
+    for _ in range(2):  # a tag and a length each of the entry and of the chunk: 4 + 5 bytes
         assert not reassembler.feed(response((None, [b"12345"], False)))
-    with pytest.raises(FormatError, match="no end: 11 bytes in 6 parts so far, expected at most 10 in"):
+    with pytest.raises(FormatError, match="no end: 23 bytes in 6 parts so far, expected at most 20 in"):
         reassembler.feed(response((None, [b"1"], False)))
+
+
+@pytest.mark.parametrize("sizes", [(3, 70_000), (70_000, 3), (70_000, 70_000, 3)])
+def test_a_sample_is_reassembled_from_small_and_large_messages(sizes: Sequence[int]) -> None:
+    chunks = [bytes([number]) * size for number, size in enumerate(sizes)]
+    reassembler = SampleReassembler()
+    assert not reassembler.feed(response((1, [chunks[0]], False)))
+    for chunk in chunks[1:-1]:
+        assert not reassembler.feed(response((None, [chunk], False)))
+    samples = reassembler.feed(response((None, [chunks[-1]], True), (2, [b"a" * 70_000], True)))
+    assert [(key, [*map(bytes, data)]) for key, data in keys_and_chunks(samples)] == [
+        (1, chunks),
+        (2, [b"a" * 70_000]),
+    ]
+
+
+def test_a_sample_without_end_is_refused_although_its_large_messages_have_no_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(responses, "_MAX_SPLIT_BYTES", 300_000)
+    reassembler = SampleReassembler()
+    made = messages.SampledResponse()
+    made.entries.add(data=[b""]).info.item.flat_trajectory = bytes(100_000)
+    for _ in range(2):
+        assert not reassembler.feed(made.SerializeToString())
+    with pytest.raises(FormatError, match=r"no end: 3000\d\d bytes"):
+        reassembler.feed(made.SerializeToString())
 
 
 def test_bytes_that_are_not_a_response_are_refused() -> None:

@@ -180,6 +180,12 @@ def test_mean_of_a_server_that_has_started_again_is_unknown() -> None:
     assert mixed.mass("b").mean == 2.0  # 2 / (1 / 5) is the mass of 5 items
 
 
+def test_mean_of_a_server_that_has_started_again_between_two_looks_is_unknown() -> None:
+    mixed = Mixed(PRIORITIZED, 2, 2)
+    mixed.find("b", mixed.info(7, 5))
+    assert (mixed.mass("b").mean, mixed.mass("b").size) == (None, 5)
+
+
 def test_samples_that_no_one_else_gets_are_taken_at_the_end() -> None:
     mixed = Mixed(READ_ONCE, 3, 2)
     mixed.feeds.stop_requests()

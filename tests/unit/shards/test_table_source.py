@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,7 @@ import reverb_writer as rw
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.shards.table_source import ShardedTable
+from reverb_writer.tables import SelectorName
 
 PRIORITIZED = rw.TableConfig("replay", 100, rw.Prioritized(1.0))
 
@@ -25,6 +28,23 @@ def test_time_out_counts_the_samples_of_the_server_with_the_most() -> None:
             pytest.raises(rw.errors.ReplayTimeoutError, match=r"within 3\.\d s, 3 of 4 samples have arrived"),
         ):
             next(dataset)
+
+
+@pytest.mark.parametrize(("sampler", "num_samples"), [("uniform", 4), ("fifo", 8)])
+def test_first_samples_of_servers_that_are_drawn_are_one_batch_of_each(sampler: SelectorName, num_samples: int) -> None:
+    """Before the first draw no share is known; together they would be far more than two times the limit."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(rw.LocalServer([rw.TableConfig("replay", 9, sampler)])) for _ in range(3)]
+        for server in servers:
+            insert_numbers(server.address, "replay", [1])
+        client = stack.enter_context(rw.Client([server.address for server in servers]))
+        options = ReadOptions(max_in_flight_batches=2)
+        feed = stack.enter_context(
+            contextlib.closing(ShardedTable(client.connections, "replay", 4, options, 60).open(60))
+        )
+        feed.proceed(time.monotonic(), 0)
+        requested = [one.feed.num_in_flight + one.num_waiting for one in feed.present]
+        assert requested == [num_samples] * 3
 
 
 def test_padded_batch_of_several_servers_has_the_mask_of_its_rows() -> None:

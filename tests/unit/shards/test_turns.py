@@ -60,13 +60,27 @@ def test_a_batch_stays_with_its_server_and_ends_when_the_server_is_lost_and_ther
     turns.receive("a", range(4), 9)
     first = turns.rule.take(turns.feeds.present, [], 3, NOW, rest=False)
     turns.receive("b", range(10, 14), 9)
-    second = turns.rule.take(turns.feeds.present, [], 4, NOW, rest=False)
+    second = turns.rule.take(turns.feeds.present, [], 1, NOW, rest=False)
     assert (numbers_of(first), numbers_of(second)) == ([0, 1, 2], [3])
     assert not turns.feeds.is_starved
     turns.lose("a")
     assert turns.feeds.is_starved
     assert turns.feeds.end_batch() == "a:1"
     assert turns.batch() == ([10, 11, 12, 13], "b:1")
+
+
+def test_a_server_whose_samples_are_all_left_out_keeps_no_other_from_giving_the_batch() -> None:
+    """Such as foreign or damaged samples: the batch is still empty when the server is lost, or has left."""
+    for has_left in (False, True):
+        turns = Turns()
+        turns.receive("a", range(4), 9)
+        assert numbers_of(turns.rule.take(turns.feeds.present, [], 4, NOW, rest=False)) == [0, 1, 2, 3]
+        if has_left:
+            turns.tell("b")
+        else:
+            turns.lose("a")
+        turns.receive("b", range(10, 14), 9)
+        assert turns.batch() == ([10, 11, 12, 13], "b:1")
 
 
 def test_part_of_a_batch_is_given_on_request() -> None:

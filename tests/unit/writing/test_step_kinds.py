@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 
+import reverb_writer as rw
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL
 from reverb_writer.steps import StepStructure
@@ -153,3 +155,23 @@ def test_argument_says_whose_row_a_stored_discount_stands_on(
     steps = [{**PLAIN, "discount": np.float32(discount)} for discount in discounts]
     calls = [{"end_of_episode": number == 2} for number in range(3)]
     assert kinds_of(steps, calls, last_row)[-1] == [expected]
+
+
+@pytest.mark.parametrize("kind", [ACTION | 32, 64, 255])
+@pytest.mark.parametrize("verb", ["write_row", "write_row of environments", "extend"])
+def test_a_kind_with_bits_of_no_kind_is_refused(verb: str, kind: int) -> None:
+    """The ring marks the ends of windows beside the kinds: such a bit would end an episode that was not counted."""
+    num_envs = 2 if verb.endswith("environments") else None
+    with (
+        rw.LocalServer([rw.TableConfig("replay", 10)]) as server,
+        rw.TrajectoryObserver(server.address, "replay", 1, num_envs=num_envs) as observer,
+    ):
+        step = {"n": np.arange(2)}
+        for given in (ACTION, kind):
+            kinds = np.array([ACTION, given], np.uint8)
+            with contextlib.nullcontext() if given == ACTION else pytest.raises(StructureError, match=f"has {kind},"):
+                if verb == "extend":
+                    observer.extend(step, kinds)
+                else:
+                    observer.write_row(step, given if num_envs is None else kinds)
+        assert observer.num_steps == (1 if verb == "write_row" else 2)
