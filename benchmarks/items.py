@@ -141,10 +141,12 @@ class _Pair:
         return float(end - start)
 
     def _get(self, num_items: int, batch: int) -> float:
+        self._reader.call("open_reader", batch)
         start, end = self._reader.call("get", num_items, batch)
         return float(end - start)
 
     def _both(self, num_items: int, batch: int) -> float:
+        self._reader.call("open_reader", batch)
         self._reader.start("get", num_items, batch)
         start, _ = self._writer.call("put", num_items, batch)
         _, end = self._reader.result()
