@@ -15,18 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks.comparison import Effort, progress
-from benchmarks.item_transports import (
-    MAX_BATCH,
-    Items,
-    Ours,
-    OursOnLocal,
-    Place,
-    Queue,
-    RawStream,
-    Redis,
-    TransferQueue,
-    Transport,
-)
+from benchmarks.item_peers import Queue, Redis, TransferQueue
+from benchmarks.item_transports import MAX_BATCH, Items, Ours, OursOnLocal, Place, RawStream, Transport
 from benchmarks.processes import Remote
 from benchmarks.report import Table
 
