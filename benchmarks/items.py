@@ -15,18 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks.comparison import Effort, progress
-from benchmarks.item_transports import (
-    MAX_BATCH,
-    Items,
-    Ours,
-    OursOnLocal,
-    Place,
-    Queue,
-    RawStream,
-    Redis,
-    TransferQueue,
-    Transport,
-)
+from benchmarks.item_peers import Queue, Redis, TransferQueue
+from benchmarks.item_transports import MAX_BATCH, Items, Ours, OursOnLocal, Place, RawStream, Transport
 from benchmarks.processes import Remote
 from benchmarks.report import Table
 
@@ -141,10 +131,12 @@ class _Pair:
         return float(end - start)
 
     def _get(self, num_items: int, batch: int) -> float:
+        self._reader.call("open_reader", batch)
         start, end = self._reader.call("get", num_items, batch)
         return float(end - start)
 
     def _both(self, num_items: int, batch: int) -> float:
+        self._reader.call("open_reader", batch)
         self._reader.start("get", num_items, batch)
         start, _ = self._writer.call("put", num_items, batch)
         _, end = self._reader.result()

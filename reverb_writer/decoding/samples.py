@@ -154,6 +154,7 @@ class ArrayMemory:
                 if num_bytes <= len(memory) <= 2 * num_bytes:
                     return memory
                 self._free.appendleft(memory)
+            self._free.popleft()  # no size fits: so there are never more than were lent at once
         return np.empty(num_bytes + num_bytes // _SPARE, np.uint8)
 
 

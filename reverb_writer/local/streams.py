@@ -28,7 +28,7 @@ from reverb_writer.local.stored_items import Item, SharedChunks
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import UnencodedSamples
-from reverb_writer.protocol.views import chunk_of, request_of
+from reverb_writer.protocol.views import chunk_parts, request_of
 from reverb_writer.transport.endpoints import Answer
 
 CLOSED = "the server was closed"
@@ -285,8 +285,14 @@ class SampleStream(LocalStream):
 
 
 def read_chunk(data: bytes | memoryview) -> Chunk:
-    """Read the fields of a ChunkData that the server needs, and check their form."""
-    read = chunk_of(data) or messages.ChunkData.FromString(bytes(data))
+    """Read the fields of a ChunkData that the server needs, and check their form.
+
+    The tensors of a large chunk are counted and not read: the readers check them.
+    """
+    parts = chunk_parts(data)
+    if parts is not None:
+        return Chunk(parts.chunk_key, parts.sequence_range.episode_id, len(parts.tensors), data)
+    read = messages.ChunkData.FromString(bytes(data))
     return Chunk(read.chunk_key, read.sequence_range.episode_id, len(read.data.tensors), data)
 
 

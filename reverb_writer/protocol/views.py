@@ -60,6 +60,15 @@ class TensorView(NamedTuple):
     string_val: tuple[()] = ()
 
 
+class ChunkParts(NamedTuple):
+    """A ChunkData with encoded tensors, which nothing has checked."""
+
+    chunk_key: int
+    sequence_range: Any
+    delta_encoded: bool
+    tensors: list[memoryview]
+
+
 class _Tensors(NamedTuple):
     tensors: list[TensorView]
 
@@ -115,16 +124,28 @@ def request_of(message: bytes) -> RequestView | None:
 
 def chunk_of(encoded: bytes | memoryview) -> ChunkView | None:
     """Return a ChunkData as a view; None if protobuf should read it."""
+    parts = chunk_parts(encoded)
+    if parts is None:
+        return None
+    try:
+        return ChunkView(
+            parts.chunk_key, parts.sequence_range, parts.delta_encoded, _Tensors([*map(_tensor, parts.tensors)])
+        )
+    except (_UnusualError, IndexError):
+        return None
+
+
+def chunk_parts(encoded: bytes | memoryview) -> ChunkParts | None:
+    """Return a ChunkData whose tensors are not read; None if protobuf should read it."""
     if len(encoded) < MIN_BYTES:
         return None
     try:
         fields = _once(memoryview(encoded), {_KEY, _RANGE, _IS_DELTA, _TENSORS, _NUM_TENSORS, _SIZE})
         steps = messages.SequenceRange.FromString(bytes(fields.get(_RANGE, b"")))
         tensors = _repeated(_fields(fields.get(_TENSORS, memoryview(b""))), _TENSOR)
-        is_delta = bool(fields.get(_IS_DELTA, 0))
-        return ChunkView(fields.get(_KEY, 0), steps, is_delta, _Tensors([*map(_tensor, tensors)]))
     except (_UnusualError, IndexError, DecodeError):
         return None
+    return ChunkParts(fields.get(_KEY, 0), steps, bool(fields.get(_IS_DELTA, 0)), tensors)
 
 
 def _entry(encoded: memoryview) -> EntryView:

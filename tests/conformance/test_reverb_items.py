@@ -221,6 +221,20 @@ def test_client_sample_reads_what_we_insert(peer: Any, our_client: rw.Client) ->
     assert_equal(sample.data, [np.array(0.1), np.arange(3)])
 
 
+def test_client_sample_reads_items_of_an_item_writer_that_do_not_shrink(peer: Any, our_client: rw.Client) -> None:
+    """After the first item the writer stores the arrays as one literal each, of up to four length bytes."""
+    rng = np.random.default_rng(0)
+    items = [
+        tuple(rng.integers(0, 256, size, np.uint8) for size in (10, 300, 70_000, 1 + number)) for number in range(3)
+    ]
+    with rw.ItemWriter(our_client, "ours") as writer:
+        for item in items:
+            writer.write(item)
+    for sample, item in zip(peer.sample("ours", 3, emit_timesteps=False), items, strict=True):
+        for read, written in zip(sample.data, item, strict=True):
+            np.testing.assert_array_equal(read, written)
+
+
 def test_datasets_of_the_signature_read_our_windows(address: str, peer: Any, our_client: rw.Client) -> None:
     def read(kind: Any, table: str, num_items: int) -> list[Any]:
         options = {"max_in_flight_samples_per_worker": 2, "num_workers_per_iterator": 1, "max_samples": num_items}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -110,3 +111,14 @@ def test_free_memory_is_used_again_by_arrays_of_about_its_size() -> None:
     assert address(again) == of_large
     assert again.shape == (22 << 10, 1 << 10)
     assert address(memory.rows_like(source, 2 << 10)) == of_small
+
+
+def test_free_memory_of_other_sizes_is_given_back() -> None:
+    memory, source = ArrayMemory(), np.zeros((1, 1 << 10), np.uint8)
+    tracemalloc.start()
+    try:
+        for size in (1, 3, 9, 27):  # MiB, each of which fits no other
+            memory.rows_like(source, size << 10)
+        assert 27 << 20 < tracemalloc.get_traced_memory()[0] < 31 << 20  # an eighth more than 27 MiB, and little else
+    finally:
+        tracemalloc.stop()
