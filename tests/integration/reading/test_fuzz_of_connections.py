@@ -49,7 +49,7 @@ class Program:
         sampler = chance.choice(["uniform", rw.Prioritized(0.7), *["fifo"] * is_queue])
         self.table = rw.TableConfig("t", 10_000, sampler, "fifo", max_times_sampled=int(is_queue))
         self.num_items = ROW_BYTES[self._row_bytes]
-        self.options = {
+        self.options: dict[str, Any] = {
             "batch_size": chance.choice([1, 4, 16]),
             "max_in_flight_batches": chance.choice([1, 2, 8]),
             "max_cache_bytes": chance.choice([1 << 20, 1 << 28]),
