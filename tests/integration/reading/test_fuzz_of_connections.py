@@ -46,10 +46,11 @@ class Program:
         self._chance, self.is_queue = chance, is_queue
         self._row_bytes = chance.choice([*ROW_BYTES])
         self._length, self._chunk_length = chance.randint(1, 4), chance.choice([1, 2, 8])
-        sampler = chance.choice(["uniform", rw.Prioritized(0.7), *["fifo"] * is_queue])
+        samplers: list[Any] = ["uniform", rw.Prioritized(0.7), "fifo"]
+        sampler = chance.choice(samplers if is_queue else samplers[:2])
         self.table = rw.TableConfig("t", 10_000, sampler, "fifo", max_times_sampled=int(is_queue))
         self.num_items = ROW_BYTES[self._row_bytes]
-        self.options = {
+        self.options: dict[str, Any] = {
             "batch_size": chance.choice([1, 4, 16]),
             "max_in_flight_batches": chance.choice([1, 2, 8]),
             "max_cache_bytes": chance.choice([1 << 20, 1 << 28]),
