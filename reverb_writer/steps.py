@@ -108,10 +108,12 @@ class StepStructure:
         is_slow = any(of.kind == "O" or (of.name == "bfloat16" and not shape) for of, shape in self._expected)
         self._fast = None if is_slow else self._expected
         # The type of a NumPy scalar shows its dtype and shape, and is read in a third of the time.
-        scalars = [of.kind for of, shape in self._expected if not shape]
-        self._has_scalars = bool(scalars) and not is_slow and set(scalars) <= set("biufc")  # other types have units
-        self._types = [np.ndarray if shape else dtype.type for dtype, shape in self._expected]
-        self._arrays = [(number, of) for number, of in enumerate(self._expected) if of[1]]
+        shaped = [bool(shape) for _, shape in self._expected]
+        is_array = [has_shape or isinstance(leaf, np.ndarray) for has_shape, leaf in zip(shaped, leaves, strict=True)]
+        self._types = [np.ndarray if array else of.type for array, of in zip(is_array, self.dtypes, strict=True)]
+        self._arrays = [(number, of) for number, of in enumerate(self._expected) if is_array[number]]
+        scalars = {of.kind for array, of in zip(is_array, self.dtypes, strict=True) if not array}
+        self._has_scalars = bool(scalars) and not is_slow and scalars <= set("biufc")  # other types have units
         self._flatten = flattener(example)
 
     def flatten(self, step: Any, which: int | str) -> Sequence[Any]:
