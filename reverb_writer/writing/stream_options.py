@@ -52,8 +52,8 @@ class DeliveryOptions:
         max_in_flight_items: number of complete and unconfirmed items per server, sent or not, at which calls wait. One
             call is never split, so it may exceed the limit. None for a limit that adapts: 400, or the items that 32
             calls complete if that is more, and up to 16,384 while the server confirms more in a tenth of a second.
-        max_in_flight_bytes: bytes of unconfirmed items and chunks at which calls wait; also bounds the memory of steps
-            that are not encoded yet.
+        max_in_flight_bytes: bytes of unconfirmed items and chunks per server at which calls wait; also bounds the
+            memory of steps that are not encoded yet.
         max_kept_bytes: bytes of confirmed items that are kept until a checkpoint of the server has them, or their table
             has removed them. A restarted server gets them again. If they need more memory, the oldest are released and
             counted; no call waits for them. 0 to keep none.
