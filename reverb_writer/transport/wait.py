@@ -70,15 +70,14 @@ class Wait:
         extends: bool = False,
         outlasts: bool = False,
         advice: str = "",
-        on_limiter: Callable[[str, str], object] = lambda *_: None,
     ) -> None:
         """Begin to wait for items of `tables`.
 
         `post` makes `look` call a function soon, as `Delivery` documents it. `advice` ends the error's text if a rate
-        limiter blocks. `on_limiter` gets the server's address and the text of a rate limiter that blocks.
+        limiter blocks.
         """
         self._tables, self._timeout_s, self._post = frozenset(tables), timeout_s, post
-        self._extends, self._outlasts, self._advice, self._on_limiter = extends, outlasts, advice, on_limiter
+        self._extends, self._outlasts, self._advice = extends, outlasts, advice
         self._questions: Questions | None = None
         self._began_at = time.monotonic()
         self._log_at, self._log_after_s = self._began_at + _LOG_EVERY_S, _LOG_EVERY_S
@@ -109,8 +108,6 @@ class Wait:
                 del self._ask_at[0]
             if now >= self._log_at:
                 self._log(status, now)
-            if (limiter := self._limiter_text()) is not None:
-                self._on_limiter(status.channel.address, limiter)
 
     @property
     def waited_s(self) -> float:

@@ -18,9 +18,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from reverb_writer.background import Flag, LateThread
+from reverb_writer.background import Flag, Inbox, LateThread
 from reverb_writer.client import same_process
 from reverb_writer.errors import ClosedError, ReverbWriterError
 from reverb_writer.transport import process_hooks
@@ -28,13 +28,43 @@ from reverb_writer.transport.wait import Status
 from reverb_writer.writing.outbox import MakeOutbox
 from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Source
 from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats
-from reverb_writer.writing.waiting import WaitingCall
 
 _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
 _LOOK_S = 0.25  # interval of looks at rows that have not woken the thread
 _END_WITHIN_S = 5.0  # time that a call waits for the end of the thread
+
+
+def _nothing() -> None:
+    """Do nothing: work that only wakes a thread."""
+
+
+class Caller:
+    """A waiting call, for the sender.
+
+    Attributes:
+        kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
+        end_at: `time.monotonic()` of its end without progress.
+        inbox: the functions that the waiting thread calls.
+        status: the status that was shown last. The waiting thread sets it to None before it waits for another.
+        room: the room that was shown last: 0 for none, 1 for little, 2 for much.
+        is_due: whether the call wants to see the status, even if nothing has changed.
+        is_over: whether the call no longer waits.
+    """
+
+    def __init__(self, kind: Literal["room", "flush", "close"], end_at: float) -> None:
+        """Begin without a status."""
+        self.kind, self.end_at = kind, end_at
+        self.inbox: Inbox[Callable[[], None]] = Inbox()
+        self.status: Status | None = None
+        self.room, self.is_due, self.is_over = 0, False, False
+
+    def show(self, status: Status) -> None:
+        """Wake the call; never waits."""
+        self.is_due = False
+        self.status = status
+        self.inbox.put(_nothing)
 
 
 class Sender:
@@ -53,11 +83,13 @@ class Sender:
         self.is_ended, self._has_ended = False, Flag()
         self._options, self.name = options, name
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._calls: list[WaitingCall] = []
+        self._calls: list[Caller] = []
+        self._last: dict[Caller, Status] = {}  # of the calls that waited at the end
         self._look_at = math.inf  # time of the next look at rows that do not wake the thread
         self._late_at, self._late_row = 0.0, 0  # time of the look that seals open rows which begin before this row
         self._is_idle = True  # whether the last look found no new rows: then the next row wakes the thread
-        self._is_closing, self._close_by = False, math.inf  # time at which a begun `close` ends
+        self._is_closing = False
+        self._close_by: float | None = None  # time at which a `close` ends
         self.turned_at = time.monotonic()
         self._ident: int | None = None
         self._failure: tuple[type[Exception], str] | None = None
@@ -74,7 +106,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------------------ from other threads
 
-    def post(self, work: Callable[[], None] = lambda: None) -> None:
+    def post(self, work: Callable[[], None] = _nothing) -> None:
         """Wake the thread and have it call a function; never waits."""
         if self.is_ended:  # the inbox would keep a late error, and its frames gRPC's call and connection
             return
@@ -82,7 +114,7 @@ class Sender:
         with contextlib.suppress(ClosedError):  # the interpreter ends: `close` does the work, see `_begin`
             self._thread.start()  # at each call, because an interrupt may have kept it from starting
 
-    def attend(self, call: WaitingCall) -> None:
+    def attend(self, call: Caller) -> None:
         """Wake a call when it may go on or is due. A "close" is begun, and continues until its time-out without it.
 
         Raises:
@@ -92,11 +124,20 @@ class Sender:
             raise ClosedError("a `priority` function called its own observer, which waits for the function.")
         self._inbox.put(lambda: self._attend(call))
         self._begin(is_close=call.kind == "close")
+        if self.is_ended:  # the thread may have ended before it heard of the call
+            call.show(self._status(call))
+
+    def ask(self, call: Caller) -> None:
+        """Show the status to an attended call soon; never waits."""
+        call.is_due = True
+        self.post()
         if self.is_ended:
             call.show(self._status(call))
 
     def end_now(self, *, is_finished: bool) -> None:
         """Give up pending items, and wait for the end; `is_finished`: whether the learner needs no more items."""
+        if threading.get_ident() == self._ident:
+            return
         self.post(lambda: None if self.is_ended else self._end(is_finished=is_finished))
         self._has_ended.wait(_END_WITHIN_S)
 
@@ -182,16 +223,16 @@ class Sender:
                 self._source.seal_fullest(self._source.num_unencoded // 2)
                 self._write()
         self._grant()
-        if self._close_by < math.inf:
-            self._close()
+        if self._close_by is not None:
+            self._close(self._close_by)
         for call in self._calls:
             self._wake(call)
         self._watch_ring()
 
     def _pause_s(self) -> float | None:
         """Send queued requests; return the seconds until more work is due, None if only the inbox can bring work."""
-        due_s = min(self._look_at, self._close_by) - time.monotonic()
-        pause_s = min(due_s, self._outbox.proceed())
+        due_at = self._look_at if self._close_by is None else min(self._look_at, self._close_by)
+        pause_s = min(due_at - time.monotonic(), self._outbox.proceed())
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
 
     def _look(self, now: float) -> None:
@@ -268,13 +309,12 @@ class Sender:
 
     # ------------------------------------------------------------------------------------------------ waiting calls
 
-    def _attend(self, call: WaitingCall) -> None:
-        if call not in self._calls:
-            self._calls.append(call)
-            if call.kind == "close":
-                self._close_within(call.end_at)
+    def _attend(self, call: Caller) -> None:
+        self._calls.append(call)
+        if call.kind == "close":
+            self._close_within(call.end_at)
 
-    def _wake(self, call: WaitingCall) -> None:
+    def _wake(self, call: Caller) -> None:
         """Show the status to a call that may go on or wants to see it."""
         if call.kind == "room":
             room_before, call.room = call.room, self._room()
@@ -292,11 +332,14 @@ class Sender:
         is_much = num_rows >= self.ring.size // 4 and num_items >= self._part_of_limit(4)
         return 2 if is_much or not self._outbox.num_written else 1
 
-    def _status(self, call: WaitingCall, *, is_final: bool = False) -> Status:
+    def _status(self, call: Caller) -> Status:
+        return self._last.get(call) or self._status_now(call)
+
+    def _status_now(self, call: Caller, *, is_final: bool = False) -> Status:
         delivery, at = self._outbox.delivery, self._outbox.progress_at
         return Status(delivery.channel, self._num_pending, at, delivery.loss, self._fault(call), is_final)
 
-    def _fault(self, call: WaitingCall) -> tuple[type[Exception], str] | None:
+    def _fault(self, call: Caller) -> tuple[type[Exception], str] | None:
         """Return kind and text of the error that ends a call."""
         if self._failure is not None:
             return self._failure
@@ -307,11 +350,11 @@ class Sender:
     # -------------------------------------------------------------------------------------------------------- the end
 
     def _close_within(self, end_at: float) -> None:
-        """Deliver until `end_at`, a `time.monotonic()`; a later `close` replaces the time."""
+        """Deliver until `end_at`, a `time.monotonic()`; the next `close` replaces the time."""
         self._close_by = end_at
 
-    def _close(self) -> None:
-        """Begin to close, or end when everything is confirmed or the time is over."""
+    def _close(self, end_at: float) -> None:
+        """Begin to close; end when everything is confirmed, or at `end_at`."""
         if not self._is_closing:
             self._is_closing = True
             self.ring.granted = -1
@@ -319,13 +362,13 @@ class Sender:
             self._source.cut(lambda _: True, "reset")
             self._send_now()
             self._outbox.proceed()
-        if not self._num_pending or self._outbox.fault is not None or time.monotonic() >= self._close_by:
+        if not self._num_pending or self._outbox.fault is not None or time.monotonic() >= end_at:
             self._end()
 
     def _end(self, *, is_finished: bool = False) -> None:
         """Give up pending items, and end the thread. `is_finished`: whether the learner needs no more items."""
-        self.ring.granted, self._close_by = -1, math.inf
-        last = {call: self._status(call, is_final=True) for call in self._calls}
+        self.ring.granted, self._close_by = -1, None
+        self._last = {call: self._status_now(call, is_final=True) for call in self._calls}
         num_unencoded, self._source.num_unencoded = self._source.num_unencoded, 0
         self._source.books.counts["items"] += num_unencoded
         num_left = num_unencoded + self._outbox.close()
@@ -339,7 +382,7 @@ class Sender:
         while not self._inbox.empty():
             self._inbox.get()()
         for call in self._calls:
-            call.show(last.get(call) or self._status(call))
+            call.show(self._status(call))
         self._calls.clear()
         self._at_end()
         self._has_ended.set()

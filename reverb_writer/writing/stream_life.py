@@ -10,7 +10,7 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
@@ -20,7 +20,7 @@ from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.source import Source
 from reverb_writer.writing.stream_options import Books, DeliveryOptions, ObserverStats
-from reverb_writer.writing.waiting import LimiterNotice, SilentThreadError, WaitingCall
+from reverb_writer.writing.waiting import LimiterNotice, WaitingCall
 
 _LOG = logging.getLogger(__package__)
 
@@ -81,7 +81,7 @@ class StreamLife:
         self._sender: Sender | None = None
         self._connection: Connection | None = None  # None while the writer is closed
         self._books, self._last_stats = Books(), ObserverStats()
-        self._notice, self._blocked_s = LimiterNotice(frozenset(tables)), 0.0
+        self._notice, self._blocked_s = LimiterNotice(tables), 0.0
         self._is_leaving = False  # whether `close` has begun
         self.open()
 
@@ -129,8 +129,7 @@ class StreamLife:
         self._check(self._sender)
         seconds = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
         if self._sender is not None:
-            call = WaitingCall("flush", seconds, until=self._options.until)
-            self._wait(self._sender, call, extends=timeout_s is None)
+            self._wait(self._sender, "flush", seconds, extends=timeout_s is None)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver all complete windows, and end. Steps that are in no window are counted as dropped. Idempotent.
@@ -154,7 +153,7 @@ class StreamLife:
         try:
             if sender is not None and not process_hooks.is_forked():
                 with contextlib.suppress(FinishedError):  # no one needs the items, and the log has their number
-                    self._deliver_last(sender, self._timeout_s if timeout_s is None else timeout_s)
+                    self._wait(sender, "close", self._timeout_s if timeout_s is None else timeout_s)
         except Exception:
             self._leave(connection, sender)
             raise
@@ -213,33 +212,25 @@ class StreamLife:
 
     # ------------------------------------------------------------------------------------------------ what is inside
 
-    def _wait(self, sender: Sender, call: WaitingCall, **how: bool) -> None:
+    def _wait(
+        self, sender: Sender, kind: Literal["room", "flush", "close"], timeout_s: float, *, extends: bool = False
+    ) -> None:
         began_at = time.monotonic()
+        call = WaitingCall(sender, self._notice, kind, timeout_s, extends=extends, until=self._options.until)
         try:
-            call.run(sender, on_limiter=self._notice.tell, **how)
+            call.run()
+        except Exception as error:  # after an interrupt, the sender delivers until the time-out of a `close`
+            if kind == "close":
+                sender.end_now(is_finished=isinstance(error, FinishedError))
+            raise
         finally:
-            waited_s = time.monotonic() - began_at
-            self._blocked_s += waited_s
-            if call.kind == "room" and call.channel is not None:
-                self._notice.waited(waited_s, call.channel)
-
-    def _deliver_last(self, sender: Sender, timeout_s: float) -> None:
-        """Wait until everything is delivered and the sender has ended. After an interrupt, it continues by itself."""
-        try:
-            self._wait(sender, WaitingCall("close", timeout_s, until=self._options.until))
-        except (SilentThreadError, ClosedError):  # the thread cannot end now: it waits, or this is the thread
-            raise
-        except Exception as error:
-            sender.end_now(is_finished=isinstance(error, FinishedError))
-            raise
+            self._blocked_s += time.monotonic() - began_at
 
     def _wait_for_room(self, sender: Sender) -> None:
         """Wait until the next call is granted."""
         self._check(sender)
-        is_patient, has_end = self._options.on_block != "raise", self._options.until is not None
-        timeout_s = self._timeout_s if is_patient else 0.0
-        call = WaitingCall("room", timeout_s, until=self._options.until)
-        self._wait(sender, call, extends=is_patient, outlasts=is_patient and has_end)
+        is_patient = self._options.on_block != "raise"
+        self._wait(sender, "room", self._timeout_s if is_patient else 0.0, extends=is_patient)
 
     def _check(self, sender: Sender | None) -> Connection:
         """Raise ClosedError if the writer or its connection is closed, or in a forked child."""

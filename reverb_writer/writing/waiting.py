@@ -1,30 +1,28 @@
 """A call that waits for a sender: the code runs in the calling thread, and the sender's thread only wakes it.
 
-    call -> Sender.attend -> something may have changed -> show -> the call's inbox -> is there room, is all confirmed?
+    Sender.attend -> something may have changed -> Caller.show -> is there room, or is all confirmed? -> return or raise
 
-A call looks at most at what `show` has given to it, and at the ring. So an interrupt leaves nothing half done: the
-sender forgets the call, or continues the delivery that a `close` has begun.
+A call reads only the status that it was shown, and the ring. So an interrupt leaves nothing half done: the sender
+forgets the call, or continues the delivery that a `close` has begun.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import queue
 import time
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable
+from typing import Literal
 
-from reverb_writer.background import Inbox
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.tables.rate_limits import explain_limiter
 from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.loop import PendingCall
+from reverb_writer.transport.delivery import Post
 from reverb_writer.transport.wait import Status, Wait
-from reverb_writer.writing.source import Rows
+from reverb_writer.writing.sender import Caller, Sender
 
 _LOG = logging.getLogger(__package__)
 
@@ -35,164 +33,119 @@ _NOTICE_S = 0.2  # sum of the waits of steps after which the log names the cause
 _TIMEOUT_S = 2.0
 _ADVICE = " With `until`, a step waits for the learner until the run has ended."
 
-Kind = Literal["room", "flush", "close"]
-
-
-class SilentThreadError(ReplayTimeoutError):
-    """The sender's thread does not answer."""
-
-
-class Attendant(Protocol):
-    """The sender, for a call that waits.
-
-    Attributes:
-        name: the sender's owner, in messages.
-        ring: the rows between the writer and the sender.
-        tables: the tables of its items.
-        turned_at: `time.monotonic()` of its thread's last turn.
-    """
-
-    name: str
-    ring: Rows
-    tables: frozenset[str]
-    turned_at: float
-
-    def attend(self, call: WaitingCall) -> None:
-        """Wake the call when it may go on, or is due."""
-
-
-class LimiterNotice:
-    """Logs once that a writer waits for a rate limiter. One thread uses it.
-
-    An actor that is as fast as its learner has many short waits. So the server is asked when the sum of the waits is
-    0.2 s, and again whenever the sum has doubled, until a limiter blocks.
-    """
-
-    def __init__(self, tables: frozenset[str]) -> None:
-        """Begin to sum up waits for room for items of `tables`."""
-        self._tables = {*tables}
-        self._waited_s, self._ask_at_s = 0.0, _NOTICE_S
-        self._asked: PendingCall[ServerInfo] | None = None
-
-    def tell(self, address: str, limiter: str) -> None:
-        """Log the text of a rate limiter, if it is the first one."""
-        if self._ask_at_s != math.inf:
-            self._ask_at_s = math.inf
-            _LOG.info("%s: writing waits for a rate limiter. %s", address, limiter)
-
-    def waited(self, seconds: float, channel: Channel) -> None:
-        """Note that a step has waited for a server."""
-        self._waited_s += seconds
-        if self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
-            with contextlib.suppress(ReverbWriterError):
-                if (limiter := explain_limiter(asked.result(), self._tables)) is not None:
-                    self.tell(channel.address, limiter)
-        if self._waited_s >= self._ask_at_s:
-            self._ask_at_s = 2 * self._waited_s
-            with contextlib.suppress(ClosedError):
-                self._asked = channel.start_info(_TIMEOUT_S)
-
 
 class WaitingCall:
-    """A call that waits for room, or until everything is confirmed.
+    """A call that waits for room, or until everything is confirmed."""
 
-    Attributes:
-        kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
-        timeout_s: the time-out, in seconds.
-        end_at: `time.monotonic()` of its end without progress.
-        room: the room that the call was shown: 0 for none, 1 for little, 2 for much. Only the sender uses it.
-        is_due: whether the call wants to be shown the status, whatever it is.
-        is_over: whether the call no longer waits.
-    """
-
-    def __init__(self, kind: Kind, timeout_s: float, *, until: Callable[[], object] | None = None) -> None:
-        """Prepare to wait; `until` returns whether the run has ended."""
-        self.kind, self.timeout_s, self._until = kind, timeout_s, until
-        self.end_at = time.monotonic() + timeout_s
-        self.room, self.is_due, self.is_over = 0, False, False
-        self._inbox: Inbox[Callable[[], None]] = Inbox()
-        self._status: Status | None = None
-
-    def show(self, status: Status) -> None:
-        """Wake the call, with a status; callable from any thread."""
-        self.is_due = False
-        self._inbox.put(functools.partial(self._see, status))
-
-    def _see(self, status: Status) -> None:
-        self._status = status
-
-    def run(
+    def __init__(
         self,
-        sender: Attendant,
+        sender: Sender,
+        notice: LimiterNotice,
+        kind: Literal["room", "flush", "close"],
+        timeout_s: float,
         *,
         extends: bool = False,
-        outlasts: bool = False,
-        on_limiter: Callable[[str, str], object] = lambda *_: None,
+        until: Callable[[], object] | None = None,
     ) -> None:
-        """Wait; raise the call's error. `Wait` documents the arguments."""
-        wait = Wait(
+        """Begin to wait. `until` returns whether the run has ended; `Wait` documents `extends`."""
+        self._sender, self._notice, self._timeout_s, self._until = sender, notice, timeout_s, until
+        self._caller = Caller(kind, time.monotonic() + timeout_s)
+        is_step = kind == "room" and extends
+        self._wait = Wait(
             sender.tables,
-            self.timeout_s,
-            self._inbox.put,
+            timeout_s,
+            self._caller.inbox.put,
             extends=extends,
-            outlasts=outlasts,
-            advice=_ADVICE if self.kind == "room" and extends and not outlasts else "",
-            on_limiter=on_limiter,
+            outlasts=is_step and until is not None,
+            advice=_ADVICE if is_step and until is None else "",
         )
+
+    def run(self) -> None:
+        """Wait; raise the call's error."""
         try:
-            sender.attend(self)
-            wait.run(lambda seconds: self._look(sender, wait, seconds))
+            self._sender.attend(self._caller)
+            self._wait.run(self._look)
         finally:
-            self.is_over = True
+            self._caller.is_over = True
+            if self._caller.kind == "room":
+                self._notice.note(self._wait.waited_s)
 
-    @property
-    def channel(self) -> Channel | None:
-        """The connection to the server for which the call has waited; None if it does not know."""
-        return None if self._status is None else self._status.channel
-
-    def _look(self, sender: Attendant, wait: Wait, seconds: float) -> Status | None:
+    def _look(self, seconds: float) -> Status | None:
         """Wait at most `seconds` until the sender shows a status, then ask for one; return None at the end of the wait.
 
         Raises:
             FinishedError: the run has ended.
-            SilentThreadError: the sender does not answer.
+            ReplayTimeoutError: the sender does not answer.
         """
-        until, self._status = self._until, None
+        caller, until = self._caller, self._until
+        caller.status = None
         with contextlib.suppress(queue.Empty):
-            self._inbox.get(seconds if until is None else min(seconds, _UNTIL_S))()
-        status = self._status or self._ask(sender)
+            caller.inbox.get(seconds if until is None else min(seconds, _UNTIL_S))()
+        status = caller.status or self._ask()
+        if caller.kind == "room":
+            self._notice.check(self._wait.waited_s, status.channel, self._sender.post)
         if status.fault is not None:
             return status
-        if self._has_room(sender.ring) if self.kind == "room" else not status.num_pending:
+        if self._has_room() if caller.kind == "room" else not status.num_pending:
             return None
-        if until is not None and wait.waited_s >= _UNTIL_S and until():
+        if until is not None and self._wait.waited_s >= _UNTIL_S and until():
             raise FinishedError(f"the run has ended (`until` is true): {status.num_pending} items are not delivered.")
         return status
 
-    def _ask(self, sender: Attendant) -> Status:
+    def _ask(self) -> Status:
         """Return the sender's present status."""
-        self.is_due = True
-        sender.attend(self)
-        while self._status is None:
+        caller, sender = self._caller, self._sender
+        sender.ask(caller)
+        while caller.status is None:
             try:
-                self._inbox.get(self.timeout_s + _HANDOVER_S)()
+                caller.inbox.get(self._timeout_s + _HANDOVER_S)()
             except queue.Empty:
                 silent_s = time.monotonic() - sender.turned_at
-                raise SilentThreadError(
+                raise ReplayTimeoutError(
                     f"the {sender.name} has done nothing for {silent_s:.1f} s. A `priority` function may be waiting "
                     "for a lock that this thread holds: release it before you call the observer."
                 ) from None
-        return self._status
+        return caller.status
 
-    def _has_room(self, ring: Rows) -> bool:
+    def _has_room(self) -> bool:
         """Return whether a waiting step may be written.
 
         If there is little room, it waits two more milliseconds for confirmations that make much: to wake this thread
         for each row costs more than the rows.
         """
-        if self.room == 1 and min(ring.room()) > 0:
+        ring = self._sender.ring
+        if self._caller.room == 1 and min(ring.room()) > 0:
             with contextlib.suppress(queue.Empty):
-                self._inbox.get(min(_ROOM_S, self.timeout_s))()
+                self._caller.inbox.get(min(_ROOM_S, self._timeout_s))()
         num_rows, num_items = ring.room()
-        return num_rows > 0 and num_items > 0
+        return bool(num_rows > 0 and num_items > 0)
+
+
+class LimiterNotice:
+    """Logs once that a writer waits for a rate limiter.
+
+    An actor that is as fast as its learner has many short waits. So the server is asked when the sum of the waits is
+    0.2 s, and again whenever the sum has doubled, until a limiter blocks.
+    """
+
+    def __init__(self, tables: Iterable[str]) -> None:
+        """Ask nothing yet; `tables` are those of the writer."""
+        self._tables = {*tables}
+        self._waited_s, self._ask_at_s = 0.0, _NOTICE_S
+
+    def note(self, seconds: float) -> None:
+        """Note that a step has waited."""
+        self._waited_s += seconds
+
+    def check(self, seconds: float, channel: Channel, post: Post) -> None:
+        """Ask the server if it is time; a step waits, until now for `seconds`. `post` gets the work with the answer."""
+        if self._waited_s + seconds >= self._ask_at_s:
+            self._ask_at_s = 2 * (self._waited_s + seconds)
+            with contextlib.suppress(ClosedError):
+                channel.start_info(_TIMEOUT_S, lambda info: post(lambda: self._tell(info, channel.address)))
+
+    def _tell(self, info: ServerInfo | ReverbWriterError, address: str) -> None:
+        limiter = explain_limiter(info, self._tables) if isinstance(info, ServerInfo) else None
+        if limiter is not None and self._ask_at_s < math.inf:
+            self._ask_at_s = math.inf
+            _LOG.info("%s: writing waits for a rate limiter. %s", address, limiter)
