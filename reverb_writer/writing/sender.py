@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
 _LOOK_S = 0.25  # interval of looks at rows that have not woken the thread
-_END_WITHIN_S = 5.0  # time that a call waits for the end of the thread
+_END_WITHIN_S = 2.0  # time that a call waits for the end of the thread
 
 
 def _nothing() -> None:
