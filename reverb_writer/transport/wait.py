@@ -139,9 +139,12 @@ class Wait:
 
     def _ask(self, status: Status, *, is_first: bool = False) -> None:
         """Ask the server for its tables; the first question of a time-out makes earlier answers worthless."""
-        if is_first or self._questions is None or self._questions.channel is not status.channel:
-            self._questions = Questions(status.channel, self._post, self._tables)
-        self._questions.ask()
+        questions = self._questions
+        # A server whose limiter blocks is asked again, because only two answers show who makes progress.
+        is_other = questions is not None and questions.channel is not status.channel and not questions.limiter_text()
+        if is_first or questions is None or is_other:
+            questions = self._questions = Questions(status.channel, self._post, self._tables)
+        questions.ask()
 
     def _log(self, status: Status, now: float) -> None:
         if self._outlasts:
