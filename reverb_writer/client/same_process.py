@@ -13,9 +13,7 @@ Source: Schaul et al. 2016, Prioritized Experience Replay, algorithm 1.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
-import queue
 import sys
 import time
 import weakref
@@ -24,8 +22,11 @@ from typing import Any
 
 from reverb_writer.transport import loop  # before `atexit.register` below, so that observers deliver before it ends
 
+EXIT_S = 2.0
+"""Time for which a sender delivers when its observer was not closed."""
+
 _FIRST_PRIORITY = 1.0
-_SLACK_S = 0.5  # time to wait after the time-out of a sender
+_SLACK_S = 0.5  # time to wait after this time
 
 # By id: senders, which hold complete windows to send many together. It is no WeakSet: iteration over a WeakSet fails
 # when another thread adds to it.
@@ -57,11 +58,10 @@ def send_due() -> None:
 def _end() -> None:
     if loop.is_ending():
         return
-    waits = [wait for sender in _living() if (wait := sender.end_soon()) is not None]
-    end = time.monotonic() + _SLACK_S + max((wait.timeout_s for wait in waits), default=0.0)
-    for wait in waits:
-        with contextlib.suppress(queue.Empty):
-            wait.answer.get(end - time.monotonic())
+    ends = [has_ended for sender in _living() if (has_ended := sender.end_soon()) is not None]
+    end_at = time.monotonic() + EXIT_S + _SLACK_S
+    for has_ended in ends:
+        has_ended.wait(end_at - time.monotonic())
 
 
 def _after_fork() -> None:

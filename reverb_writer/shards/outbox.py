@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from reverb_writer.shards.server_set import ServerSet, ShardServer
 from reverb_writer.shards.targets import rank_shards, writer_name
 from reverb_writer.transport.delivery import Delivery, Post
+from reverb_writer.transport.questions import Questions
 from reverb_writer.writing.outbox import ServerOutbox
 from reverb_writer.writing.source import Batch, Origin, Source
 from reverb_writer.writing.stream_options import DeliveryOptions
@@ -35,6 +36,7 @@ class Destination:
 
     shard: ShardServer
     outbox: ServerOutbox
+    questions: Questions
     is_lost: bool = False  # whether it is out of use until it answers again
     is_given_up: bool = False  # whether the outbox is closed; another destination may have the server
     asked_at: float = 0.0  # time of the last question to the silent server
@@ -70,10 +72,10 @@ class Destination:
             return f"refuses items ({self.delivery.fault[1]})"
         return f"has neither confirmed nor answered anything for {silent_s:.1f} s"
 
-    def answers(self, tables: frozenset[str]) -> bool:
+    def answers(self) -> bool:
         """Return whether the server has answered the last question, has the tables, and is not called lost."""
         has_answered = self.delivery.channel.last_response_at > self.asked_at
-        return has_answered and self.delivery.questions.has_tables(tables) and self.shard.state != "lost"
+        return has_answered and self.questions.has_tables() and self.shard.state != "lost"
 
 
 class ShardedOutbox:
@@ -138,7 +140,7 @@ class ShardedOutbox:
             # If no other server can take the next episodes, nothing is given up.
             has_other = any(not each.is_lost for each in self._all if each is not destination)
             may_be_lost = destination.is_lost or destination.silent_s(now) >= patience_s / 2
-            if destination.is_lost and destination.answers(self._source.tables):
+            if destination.is_lost and destination.answers():
                 destination.is_lost = False
                 _LOG.info("Shard %s answers again.", destination.shard.address)
             elif not destination.is_lost and has_other and (why := destination.loss(now, patience_s)) is not None:
@@ -149,7 +151,7 @@ class ShardedOutbox:
                 given_up = True
             elif may_be_lost and now - destination.asked_at >= patience_s / 2:
                 destination.asked_at = now
-                destination.delivery.questions.ask()
+                destination.questions.ask()
         if given_up:
             self._source.cut(_is_given_up, LOST_SHARD)
 
@@ -171,7 +173,8 @@ class ShardedOutbox:
         return bool(left)
 
     def _new_destination(self, shard: ShardServer) -> Destination:
-        return Destination(shard, ServerOutbox(shard.channel, self._options, self._source, self._post))
+        outbox = ServerOutbox(shard.channel, self._options, self._source, self._post)
+        return Destination(shard, outbox, Questions(shard.channel, self._post, self._source.tables))
 
     def _give_up(self, destination: Destination, why: str) -> None:
         destination.is_given_up = True

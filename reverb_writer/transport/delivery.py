@@ -38,7 +38,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.transport.kept_requests import KeptRequests
 from reverb_writer.transport.pipes import open_pipe
-from reverb_writer.transport.questions import Questions
 
 _LOG = logging.getLogger(__package__)
 
@@ -61,7 +60,6 @@ class Delivery:
 
     Attributes:
         flight: unconfirmed items, and counters.
-        questions: what the server says of its tables while a call waits.
         kept: confirmed requests that a restart of the server could lose.
         fault: kind and text of the error with which the server refuses items; None without a refusal.
         loss: error of the last attempt to connect; None while there is a connection, or before one is needed.
@@ -90,7 +88,6 @@ class Delivery:
         self.channel = channel
         self.kept = KeptRequests(max_kept_bytes, counts)
         self.flight = InFlight(needed)
-        self.questions = Questions(channel, post, self.flight)
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: ReverbWriterError | None = None
         self._post, self._counts = post, counts

@@ -13,7 +13,7 @@ from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.transport.wait import Wait
+from reverb_writer.transport.wait import Status, Wait
 
 _MAX_IDLE = 4
 
@@ -42,17 +42,17 @@ class InsertStream:
 
         After an error, close the stream; the server may still insert received items.
         """
-        delivery = self._delivery
-        delivery.flight.add(request)
-        wait = Wait("flush", timeout_s)
-        while num_pending := delivery.flight.pending:
-            if late := wait.proceed(delivery, delivery.flight.progress_at, num_pending):
-                raise late
-            with contextlib.suppress(queue.Empty):
-                self._inbox.get(min(delivery.proceed(), wait.left_s()))()
-            if delivery.fault is not None:
-                kind, text = delivery.fault
-                raise kind(text)
+        self._delivery.flight.add(request)
+        Wait(request.tables, timeout_s, self._inbox.put).run(self._look)
+
+    def _look(self, seconds: float) -> Status | None:
+        """Deliver until something has happened, or `seconds` have passed; return None if everything is confirmed."""
+        delivery, flight = self._delivery, self._delivery.flight
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(min(delivery.proceed(), seconds))()
+        if not flight.pending:
+            return None
+        return Status(delivery.channel, flight.pending, flight.progress_at, delivery.loss, delivery.fault)
 
     def close(self) -> None:
         """End the stream. Idempotent."""

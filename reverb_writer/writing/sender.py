@@ -1,7 +1,7 @@
 """The sender: one thread that does all work after the copy of a step.
 
-    rows of the source, answers of the server, waiting calls, time
-        -> one inbox -> take rows -> write complete items to the outbox -> grant further rows
+    rows of the source, answers of the server, time
+        -> one inbox -> take rows -> write complete items to the outbox -> grant further rows -> wake waiting calls
 
 The source is a `Cutter`, which makes windows of steps, or an `ItemSource`, whose rows are whole items. The outbox
 delivers them. The thread receives no signals and shares only the source's rows: so there are no locks, and Ctrl-C
@@ -18,14 +18,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from reverb_writer.background import Flag, LateThread
+from reverb_writer.background import Flag, Inbox, LateThread
 from reverb_writer.client import same_process
-from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
+from reverb_writer.errors import ClosedError, ReverbWriterError
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.delivery import Delivery
-from reverb_writer.transport.wait import Wait
+from reverb_writer.transport.wait import Status
 from reverb_writer.writing.outbox import MakeOutbox
 from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Source
 from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats
@@ -33,40 +32,72 @@ from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats
 _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
-_ROOM_S = 0.002
-_NOTICE_S = 0.2  # sum of the waits of steps after which the log names the cause
 _LOOK_S = 0.25  # interval of looks at rows that have not woken the thread
-_HANDOVER_S = 5.0  # time that a call waits for the sender's answer after its time-out
-_EXIT_S = 2.0
-_UNTIL_S = 0.2  # interval at which a waiting call asks whether the run has ended
+_END_WITHIN_S = 2.0  # time that a call waits for the end of the thread
+
+
+def _nothing() -> None:
+    """Do nothing: work that only wakes a thread."""
+
+
+class Caller:
+    """A waiting call, for the sender.
+
+    Attributes:
+        kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
+        end_at: `time.monotonic()` of its end without progress.
+        inbox: the functions that the waiting thread calls.
+        status: the status that was shown last. The waiting thread sets it to None before it waits for another.
+        room: the room that was shown last: 0 for none, 1 for little, 2 for much.
+        is_due: whether the call wants to see the status, even if nothing has changed.
+        is_over: whether the call no longer waits.
+    """
+
+    def __init__(self, kind: Literal["room", "flush", "close"], end_at: float) -> None:
+        """Begin without a status."""
+        self.kind, self.end_at = kind, end_at
+        self.inbox: Inbox[Callable[[], None]] = Inbox()
+        self.status: Status | None = None
+        self.room, self.is_due, self.is_over = 0, False, False
+
+    def show(self, status: Status) -> None:
+        """Wake the call; never waits."""
+        self.is_due = False
+        self.status = status
+        self.inbox.put(_nothing)
 
 
 class Sender:
     """Sends the items of one writer. Methods are thread-safe unless their names begin with an underscore.
 
     Attributes:
+        name: the sender's owner, in messages.
         ring: the rows between the writer and the sender.
+        tables: the tables that get its items.
         is_ended: whether the sender is closed.
+        turned_at: `time.monotonic()` of the thread's last turn.
     """
 
     def __init__(self, source: Source, make_outbox: MakeOutbox, options: DeliveryOptions, name: str) -> None:
         """Make the outbox and a thread, which starts with the first work; errors call the sender's owner `name`."""
-        self.is_ended = False
-        self._options, self._name = options, name
+        self.is_ended, self._has_ended = False, Flag()
+        self._options, self.name = options, name
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waits: list[Wait] = []
+        self._calls: list[Caller] = []
+        self._last: dict[Caller, Status] = {}  # of the calls that waited at the end
         self._look_at = math.inf  # time of the next look at rows that do not wake the thread
         self._late_at, self._late_row = 0.0, 0  # time of the look that seals open rows which begin before this row
         self._is_idle = True  # whether the last look found no new rows: then the next row wakes the thread
         self._is_closing = False
-        self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
-        self._turned_at = time.monotonic()
+        self._close_by: float | None = None  # time at which a `close` ends
+        self.turned_at = time.monotonic()
         self._ident: int | None = None
         self._failure: tuple[type[Exception], str] | None = None
         self._at_end: Callable[[], None] = lambda: None
         self._thread = LateThread(self._run, "reverb-writer_send")
 
         self.ring: Any = source.ring  # the caller knows which rows
+        self.tables = source.tables
         self._source = source
         self._outbox = make_outbox(options, source, self.post)
         self._stats = self._stats_now()
@@ -75,36 +106,40 @@ class Sender:
 
     # ------------------------------------------------------------------------------------------ from other threads
 
-    def post(self, work: Callable[[], None] = lambda: None) -> None:
+    def post(self, work: Callable[[], None] = _nothing) -> None:
         """Wake the thread and have it call a function; never waits."""
         if self.is_ended:  # the inbox would keep a late error, and its frames gRPC's call and connection
             return
         self._inbox.put(work)
-        with contextlib.suppress(ClosedError):  # the interpreter ends: `close` does the work, see `_post_wait`
+        with contextlib.suppress(ClosedError):  # the interpreter ends: `close` does the work, see `_begin`
             self._thread.start()  # at each call, because an interrupt may have kept it from starting
 
-    def wait(self, wait: Wait) -> None:
-        """Wait until the sender answers; raise its error."""
+    def attend(self, call: Caller) -> None:
+        """Wake a call when it may go on or is due. A "close" is begun, and continues until its time-out without it.
+
+        Raises:
+            ClosedError: this is the sender's thread, or the interpreter ends and the call is no "close".
+        """
         if threading.get_ident() == self._ident:
             raise ClosedError("a `priority` function called its own observer, which waits for the function.")
-        self._post_wait(wait)
+        self._inbox.put(lambda: self._attend(call))
+        self._begin(is_close=call.kind == "close")
+        if self.is_ended:  # the thread may have ended before it heard of the call
+            call.show(self._status(call))
+
+    def ask(self, call: Caller) -> None:
+        """Show the status to an attended call soon; never waits."""
+        call.is_due = True
+        self.post()
         if self.is_ended:
-            wait.answer.put(None if wait.kind == "close" and self._failure is None else self._end_error())
-        try:
-            while True:
-                with contextlib.suppress(queue.Empty):
-                    error = wait.answer.get(wait.timeout_s + _HANDOVER_S)
-                    break
-                silent_s = time.monotonic() - self._turned_at
-                if silent_s > wait.timeout_s:
-                    raise ReplayTimeoutError(
-                        f"the {self._name} has done nothing for {silent_s:.1f} s. A `priority` function may be waiting "
-                        "for a lock that this thread holds: release it before you call the observer."
-                    )
-        finally:
-            wait.is_abandoned = True
-        if error is not None:
-            raise error
+            call.show(self._status(call))
+
+    def end_now(self, *, is_finished: bool) -> None:
+        """Give up pending items, and wait for the end; `is_finished`: whether the learner needs no more items."""
+        if threading.get_ident() == self._ident:
+            return
+        self.post(lambda: None if self.is_ended else self._end(is_finished=is_finished))
+        self._has_ended.wait(_END_WITHIN_S)
 
     def send_due(self) -> None:
         """Send all complete items soon; never waits."""
@@ -121,24 +156,26 @@ class Sender:
                 counted.wait(timeout_s / 2)
         return self._stats
 
-    def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
-        """Begin to deliver for up to two seconds, then end and call `then`; return None if nothing is to be done."""
+    def end_soon(self, then: Callable[[], None] = lambda: None) -> Flag | None:
+        """Begin to deliver for up to two seconds, then end and call `then`.
+
+        Return a flag that is set at the end; None if nothing is to be done.
+        """
         # A started thread may not have begun yet: its work is in the inbox.
         if self.is_ended or process_hooks.is_forked() or not (self._thread.has_begun or not self._inbox.empty()):
             then()
             return None
-        self._at_end = then
-        wait = Wait("close", _EXIT_S)
-        self._post_wait(wait)
-        return wait
+        self._at_end, end_at = then, time.monotonic() + same_process.EXIT_S
+        self._inbox.put(lambda: self._close_within(end_at))
+        self._begin(is_close=True)
+        return self._has_ended
 
-    def _post_wait(self, wait: Wait) -> None:
-        """Have the thread answer a call. If it cannot start because the interpreter ends, only `close` works, here."""
-        self._inbox.put(lambda: self._waits.append(wait))
+    def _begin(self, *, is_close: bool) -> None:
+        """Start the thread. If it cannot start because the interpreter ends, only `close` works, here."""
         try:
             self._thread.start()
         except ClosedError:
-            if wait.kind != "close":
+            if not is_close:
                 raise
             self._thread.run()
 
@@ -151,13 +188,13 @@ class Sender:
                 self._turn()
             except BaseException as error:  # noqa: BLE001  # callers must get an error, and not wait for this thread
                 _LOG.exception(
-                    "The thread of an %s has failed; the %s is closed. Please report it.", self._name, self._name
+                    "The thread of an %s has failed; the %s is closed. Please report it.", self.name, self.name
                 )
                 self._failure = (
                     ReverbWriterError,
-                    f"the {self._name} has failed ({error!r}) and is closed. See its log.",
+                    f"the {self.name} has failed ({error!r}) and is closed. See its log.",
                 )
-                self._end(self._end_error())
+                self._end()
         self._ident = None
 
     def _turn(self) -> None:
@@ -166,11 +203,13 @@ class Sender:
             self._inbox.get(timeout=self._pause_s())()
             while True:
                 self._inbox.get_nowait()()
-        now = self._turned_at = time.monotonic()
+        now = self.turned_at = time.monotonic()
+        if self._calls:
+            self._calls = [call for call in self._calls if not call.is_over]
         self._outbox.check()
         is_look, is_free = now >= self._look_at, self._is_free
         # A confirmation alone is no reason to take rows: with few rows, a turn costs more than the rows.
-        if is_look or is_free or self._waits or self.ring.due():
+        if is_look or is_free or self._calls or self.ring.due():
             self._source.take()
         is_look = is_look or (is_free and self._source.has_new)
         if is_look:
@@ -184,15 +223,16 @@ class Sender:
                 self._source.seal_fullest(self._source.num_unencoded // 2)
                 self._write()
         self._grant()
-        self._answer_waits()
+        if self._close_by is not None:
+            self._close(self._close_by)
+        for call in self._calls:
+            self._wake(call)
         self._watch_ring()
 
     def _pause_s(self) -> float | None:
         """Send queued requests; return the seconds until more work is due, None if only the inbox can bring work."""
-        times = [self._look_at - time.monotonic(), self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
-        if self._waits and self._options.until is not None:
-            times.append(_UNTIL_S)
-        pause_s = min(times)
+        due_at = self._look_at if self._close_by is None else min(self._look_at, self._close_by)
+        pause_s = min(due_at - time.monotonic(), self._outbox.proceed())
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
 
     def _look(self, now: float) -> None:
@@ -248,9 +288,9 @@ class Sender:
 
     def _is_urgent(self) -> bool:
         """Whether a call waits for windows that are complete and not sent."""
-        if not self._source.num_unencoded or not self._waits:
+        if not self._source.num_unencoded or not (self._calls or self._is_closing):
             return False
-        return not self._outbox.num_written or any(wait.kind != "room" for wait in self._waits)
+        return self._is_closing or not self._outbox.num_written or any(call.kind != "room" for call in self._calls)
 
     def _send_now(self) -> None:
         if not self.is_ended:
@@ -269,115 +309,83 @@ class Sender:
 
     # ------------------------------------------------------------------------------------------------ waiting calls
 
-    def _answer_waits(self) -> None:
-        """Answer all calls whose wait has ended."""
-        if not self._waits:
-            return
-        delivery, progress_at = self._outbox.delivery, self._outbox.progress_at
-        closes = [wait for wait in self._waits if wait.kind == "close"]
-        for wait in list(self._waits):
-            if self.is_ended:
-                return
-            # The delivery of an interrupted `close` continues, until its time-out or within the next `close`.
-            if wait.is_abandoned and (wait.kind != "close" or wait is not closes[-1]):
-                self._waits.remove(wait)
-                continue
-            try:
-                if self._is_done(wait):
-                    self._answer(wait, None)
-                elif late := wait.proceed(delivery, progress_at, self._num_pending):
-                    self._answer(wait, late)
-            except Exception as error:  # noqa: BLE001  # raised by the waiting call
-                self._answer(wait, error)
-        self._note_limiter(delivery)
+    def _attend(self, call: Caller) -> None:
+        self._calls.append(call)
+        if call.kind == "close":
+            self._close_within(call.end_at)
 
-    def _is_done(self, wait: Wait) -> bool:
-        """Return whether a call's wait has ended; raise the call's error."""
-        if wait.kind != "close" and self._is_closing:
-            raise self._end_error()
-        if wait.kind == "close" and not self._is_closing:
-            self._begin_close()
-        num_pending, until, fault = self._num_pending, self._options.until, self._outbox.fault
-        if fault is not None and (wait.kind != "close" or num_pending):
-            kind, text = fault
-            raise kind(text)
-        if self._has_room(wait) if wait.kind == "room" else not num_pending:
-            return True
-        if until is not None and wait.waited_s >= _UNTIL_S and until():
-            raise FinishedError(f"the run has ended (`until` is true): {num_pending} items are not delivered.")
-        return False
+    def _wake(self, call: Caller) -> None:
+        """Show the status to a call that may go on or wants to see it."""
+        if call.kind == "room":
+            room_before, call.room = call.room, self._room()
+            may_go_on = call.room > room_before
+        else:
+            may_go_on = not (self._num_pending or self._is_closing)
+        if may_go_on or call.is_due or self._fault(call) is not None:
+            call.show(self._status(call))
 
-    def _has_room(self, wait: Wait) -> bool:
-        """Return whether a waiting step may be written.
-
-        If there is little room, it waits two more milliseconds for confirmations that make much: to wake the caller's
-        thread for each row costs more than the rows.
-        """
+    def _room(self) -> int:
+        """Return 0 if a waiting step has no room, 1 if it has little, 2 if it has so much that it need not wait."""
         num_rows, num_items = self.ring.room()
-        has_room = num_rows > 0 and num_items > 0
+        if num_rows <= 0 or num_items <= 0:
+            return 0
         is_much = num_rows >= self.ring.size // 4 and num_items >= self._part_of_limit(4)
-        has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=has_room)
-        return has_room and (has_waited or is_much or not self._outbox.num_written)
+        return 2 if is_much or not self._outbox.num_written else 1
 
-    def _answer(self, wait: Wait, error: Exception | None) -> None:
-        self._waits.remove(wait)
-        if wait.kind == "room":
-            self._room_waited_s += wait.waited_s
-        if wait.kind == "close":
-            self._end(error)
-        wait.answer.put(error)
+    def _status(self, call: Caller) -> Status:
+        return self._last.get(call) or self._status_now(call)
 
-    def _note_limiter(self, delivery: Delivery) -> None:
-        """Log once that the actor waits for a rate limiter.
+    def _status_now(self, call: Caller, *, is_final: bool = False) -> Status:
+        delivery, at = self._outbox.delivery, self._outbox.progress_at
+        return Status(delivery.channel, self._num_pending, at, delivery.loss, self._fault(call), is_final)
 
-        An actor that is as fast as its learner has many short waits. So the server is asked when the sum of the waits
-        is 0.2 s, and again whenever the sum has doubled, until a limiter blocks.
-        """
-        if self._ask_limiter_at_s == math.inf:
-            return
-        text = delivery.questions.limiter_text()
-        if text is not None:
-            self._ask_limiter_at_s = math.inf
-            _LOG.info("%s: writing waits for a rate limiter. %s", delivery.channel.address, text)
-        elif self._room_waited_s >= self._ask_limiter_at_s:
-            self._ask_limiter_at_s = 2 * self._room_waited_s
-            delivery.questions.ask()
+    def _fault(self, call: Caller) -> tuple[type[Exception], str] | None:
+        """Return kind and text of the error that ends a call."""
+        if self._failure is not None:
+            return self._failure
+        if call.kind != "close" and (self._is_closing or self.is_ended):
+            return ClosedError, f"the {self.name} was closed by another thread while this one waited."
+        return self._outbox.fault if call.kind != "close" or self._num_pending else None
 
     # -------------------------------------------------------------------------------------------------------- the end
 
-    def _begin_close(self) -> None:
-        self._is_closing = True
-        self.ring.granted = -1
-        self._source.take()
-        self._source.cut(lambda _: True, "reset")
-        self._send_now()
-        self._outbox.proceed()
+    def _close_within(self, end_at: float) -> None:
+        """Deliver until `end_at`, a `time.monotonic()`; the next `close` replaces the time."""
+        self._close_by = end_at
 
-    def _end(self, error: Exception | None = None) -> None:
-        """Give up pending items, and end the thread; other calls of `close` get the same error."""
-        self.ring.granted = -1
+    def _close(self, end_at: float) -> None:
+        """Begin to close; end when everything is confirmed, or at `end_at`."""
+        if not self._is_closing:
+            self._is_closing = True
+            self.ring.granted = -1
+            self._source.take()
+            self._source.cut(lambda _: True, "reset")
+            self._send_now()
+            self._outbox.proceed()
+        if not self._num_pending or self._outbox.fault is not None or time.monotonic() >= end_at:
+            self._end()
+
+    def _end(self, *, is_finished: bool = False) -> None:
+        """Give up pending items, and end the thread. `is_finished`: whether the learner needs no more items."""
+        self.ring.granted, self._close_by = -1, None
+        self._last = {call: self._status_now(call, is_final=True) for call in self._calls}
         num_unencoded, self._source.num_unencoded = self._source.num_unencoded, 0
         self._source.books.counts["items"] += num_unencoded
         num_left = num_unencoded + self._outbox.close()
-        if num_left and isinstance(error, FinishedError):  # the learner needs no more items
+        if num_left and is_finished:
             _LOG.debug("%s: the run has ended; %d undelivered items are dropped.", self._outbox.address, num_left)
         elif num_left:
             text = "%s: the %s has ended with %d undelivered items. `close(timeout_s=...)` waits longer for them."
-            _LOG.error(text, self._outbox.address, self._name, num_left)
-        self.is_ended = True  # later posts see it; earlier posts are answered here
+            _LOG.error(text, self._outbox.address, self.name, num_left)
+        self.is_ended = True  # later posts see it; earlier posts are done here
         self._count()
         while not self._inbox.empty():
             self._inbox.get()()
-        for wait in self._waits:
-            wait.answer.put(error if wait.kind == "close" else self._end_error())
+        for call in self._calls:
+            call.show(self._status(call))
+        self._calls.clear()
         self._at_end()
-
-    def _end_error(self) -> Exception:
-        """Return the error of a call that waits for an ended sender."""
-        if self._failure is not None:
-            kind, text = self._failure
-            return kind(text)
-        return ClosedError(f"the {self._name} was closed by another thread while this one waited.")
+        self._has_ended.set()
 
     def _count(self) -> None:
         """Assign the counters."""

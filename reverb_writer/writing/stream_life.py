@@ -10,17 +10,17 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Post
-from reverb_writer.transport.wait import Wait
 from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.source import Source
 from reverb_writer.writing.stream_options import Books, DeliveryOptions, ObserverStats
+from reverb_writer.writing.waiting import LimiterNotice, WaitingCall
 
 _LOG = logging.getLogger(__package__)
 
@@ -81,7 +81,7 @@ class StreamLife:
         self._sender: Sender | None = None
         self._connection: Connection | None = None  # None while the writer is closed
         self._books, self._last_stats = Books(), ObserverStats()
-        self._blocked_s = 0.0
+        self._notice, self._blocked_s = LimiterNotice(tables), 0.0
         self._is_leaving = False  # whether `close` has begun
         self.open()
 
@@ -129,7 +129,7 @@ class StreamLife:
         self._check(self._sender)
         seconds = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
         if self._sender is not None:
-            self._wait(self._sender, Wait("flush", seconds, extends=timeout_s is None))
+            self._wait(self._sender, "flush", seconds, extends=timeout_s is None)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver all complete windows, and end. Steps that are in no window are counted as dropped. Idempotent.
@@ -153,7 +153,7 @@ class StreamLife:
         try:
             if sender is not None and not process_hooks.is_forked():
                 with contextlib.suppress(FinishedError):  # no one needs the items, and the log has their number
-                    self._wait(sender, Wait("close", self._timeout_s if timeout_s is None else timeout_s))
+                    self._wait(sender, "close", self._timeout_s if timeout_s is None else timeout_s)
         except Exception:
             self._leave(connection, sender)
             raise
@@ -212,19 +212,25 @@ class StreamLife:
 
     # ------------------------------------------------------------------------------------------------ what is inside
 
-    def _wait(self, sender: Sender, wait: Wait) -> None:
+    def _wait(
+        self, sender: Sender, kind: Literal["room", "flush", "close"], timeout_s: float, *, extends: bool = False
+    ) -> None:
         began_at = time.monotonic()
+        call = WaitingCall(sender, self._notice, kind, timeout_s, extends=extends, until=self._options.until)
         try:
-            sender.wait(wait)
+            call.run()
+        except Exception as error:  # after an interrupt, the sender delivers until the time-out of a `close`
+            if kind == "close":
+                sender.end_now(is_finished=isinstance(error, FinishedError))
+            raise
         finally:
             self._blocked_s += time.monotonic() - began_at
 
     def _wait_for_room(self, sender: Sender) -> None:
         """Wait until the next call is granted."""
         self._check(sender)
-        is_patient, has_end = self._options.on_block != "raise", self._options.until is not None
-        timeout_s = self._timeout_s if is_patient else 0.0
-        self._wait(sender, Wait("room", timeout_s, extends=is_patient, outlasts=is_patient and has_end))
+        is_patient = self._options.on_block != "raise"
+        self._wait(sender, "room", self._timeout_s if is_patient else 0.0, extends=is_patient)
 
     def _check(self, sender: Sender | None) -> Connection:
         """Raise ClosedError if the writer or its connection is closed, or in a forked child."""

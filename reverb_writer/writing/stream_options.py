@@ -63,7 +63,7 @@ class DeliveryOptions:
             Infinity for never.
         until: function without arguments that returns whether the run has ended, such as `lambda: variables.finished`.
             While a rate limiter blocks, a call then waits without a time-out, because the learner may only pause. The
-            writer's thread calls the function often while a call waits, so it must be quick. When it returns true, a
+            thread that waits calls the function five times per second, so it must be quick. When it returns true, a
             waiting call or `flush` raises `FinishedError` within about a second, and `close` returns. None to wait for
             the time-out.
 

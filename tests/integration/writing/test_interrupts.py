@@ -25,7 +25,7 @@ from server_process import HostedServer
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.writing import sender
+from reverb_writer.client import same_process
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
 pytestmark = [both_ways, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
@@ -326,7 +326,7 @@ def test_signals_at_random_moments_of_many_environments_lose_and_double_nothing(
 def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "_EXIT_S", 60.0)  # a busy machine takes longer to deliver what was forgotten
+    monkeypatch.setattr(same_process, "EXIT_S", 60.0)  # a busy machine takes longer to deliver what was forgotten
     interrupt = EachMoment(40)
     for moment in interrupt:
         observer = rw.TrajectoryObserver(place.client, "a", 1)

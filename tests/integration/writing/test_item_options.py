@@ -17,7 +17,7 @@ from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.rows import ACTION, PADDING
-from reverb_writer.writing import sender
+from reverb_writer.writing import waiting
 
 pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
 
@@ -107,7 +107,7 @@ def test_function_that_calls_its_own_observer_loses_its_window(place: Place) -> 
 
 def test_sender_that_did_not_hear_of_close_counts_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is held up by a function while its observer is closed, opened again, and written to."""
-    monkeypatch.setattr(sender, "_HANDOVER_S", 0.1)
+    monkeypatch.setattr(waiting, "_HANDOVER_S", 0.1)
     threads: list[threading.Thread] = []
     may_go_on = threading.Event()
 

@@ -131,6 +131,26 @@ def test_close_after_an_interrupted_one_has_its_own_time() -> None:
         assert observer.stats().acknowledged_items == 2
 
 
+def test_sender_ends_at_the_time_out_of_an_interrupted_close() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    with rw.LocalServer([rw.TableConfig.queue("queue", 1)]) as server:
+        observer = rw.TrajectoryObserver(server, "queue", 1)
+        feed(observer, [3])
+        sender = observer._sender
+        assert sender is not None
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            observer.close(timeout_s=0.5)
+        signal.signal(signal.SIGALRM, former)
+        eventually(lambda: sender.is_ended, "nobody waits for it")
+        observer.close()
+        stats = observer.stats()
+    assert (stats.items, stats.acknowledged_items, stats.dropped_items, stats.pending_items) == (3, 1, 2, 0)
+
+
 def test_open_after_an_interrupted_close_completes_it() -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import queue
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 from interrupting import many_signals
 from waiting import eventually
 
+import reverb_writer as rw
 from reverb_writer.background import Flag, Inbox, LateThread, in_background, may_be_interrupted, start_thread
 from reverb_writer.client.same_process import add_sender, send_due
 from reverb_writer.transport import wait as waits
@@ -121,63 +121,86 @@ def test_late_thread_begins_once() -> None:
     assert len(begun) == 1
 
 
-def test_room_that_is_gone_again_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sender would look for it without a pause, for as long as a rate limiter blocks."""
-    now = 100.0
-    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now))
-    wait = waits.Wait("room", 60.0)
-    assert not wait.had_room_for(0.002, has_room=True)
-    assert wait.left_s() == pytest.approx(0.002)
-    now += 0.01
-    assert not wait.had_room_for(0.002, has_room=False)
-    assert wait.left_s() > 0.1
-    assert not wait.had_room_for(0.002, has_room=True)
-    now += 0.01
-    assert wait.had_room_for(0.002, has_room=True)
+class Clock:
+    """A clock for a wait whose looks take a second, or their whole time if it is shorter."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, now: float = 0.0) -> None:
+        self.now = now
+        monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def look(self, seconds: float, status: waits.Status) -> waits.Status:
+        self.now += min(seconds, 1.0)
+        return status
 
 
 def test_wait_that_nothing_has_extended_names_its_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = itertools.count(100.0, 0.25)  # no two looks at the clock are the same
-    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    flight = SimpleNamespace(tables=lambda: {"a"})
-    questions = SimpleNamespace(explain=lambda: "It is slow.", ask=lambda **_: None)
-    to: Any = SimpleNamespace(flight=flight, loss=None, questions=questions)
-    wait = waits.Wait("flush", 0.5)
-    error = None
-    while error is None:
-        error = wait.proceed(to, 0, 5)
-    assert str(error) == "table `a`: 5 items unconfirmed after 0.5 s. It is slow."
+    clock, asked = Clock(monkeypatch, 100.0), list[float]()
+    monkeypatch.setattr(
+        waits,
+        "Questions",
+        lambda channel, *_: SimpleNamespace(
+            channel=channel,
+            ask=lambda: asked.append(clock.now),
+            explain=lambda _: "It is slow.",
+            limiter_text=lambda: None,
+            limited_at=lambda: -np.inf,
+            others_progress=lambda: False,
+        ),
+    )
+    status = waits.Status(SimpleNamespace(address="HOST:1"), 5, 99.0, None, None)  # type: ignore[arg-type]
+    with pytest.raises(rw.errors.ReplayTimeoutError) as late:
+        waits.Wait({"a"}, 0.5, lambda _: None).run(lambda seconds: clock.look(seconds, status))
+    assert str(late.value) == "table `a`: 5 items unconfirmed after 0.5 s. It is slow."
+    assert clock.now == 100.5
+    assert asked == [
+        100.125,
+        100.25,
+        100.25,
+    ]  # a quarter and half of the time-out; then its last second, which has begun
+
+
+def test_progress_counts_from_its_own_time_and_a_fault_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A confirmation 0.3 s after the beginning is seen when the first time-out ends."""
+    clock = Clock(monkeypatch)
+    channel: Any = SimpleNamespace(address="HOST:1", start_info=lambda *_: None, last_response_at=0.0)
+    status = waits.Status(channel, 5, 0.3, None, None)
+    for extends, ends_at in ((True, 0.8), (False, 0.5)):
+        clock.now = 0.0
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            waits.Wait({"a"}, 0.5, lambda _: None, extends=extends).run(lambda seconds: clock.look(seconds, status))
+        assert clock.now == pytest.approx(ends_at)
+    fault = rw.errors.StructureError, "no table `a`"
+    with pytest.raises(rw.errors.StructureError, match="no table `a`"):
+        waits.Wait({"a"}, 0.5, lambda _: None).run(lambda _: waits.Status(channel, 5, 0.0, None, fault))
 
 
 def test_wait_until_the_run_has_ended_goes_on_while_answers_name_a_rate_limiter(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now, silent_from = 0.0, 1_000.0
-    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now))
+    clock, silent_from = Clock(monkeypatch), 1_000.0
     asked: list[float] = []
-    to: Any = SimpleNamespace(
-        flight=SimpleNamespace(tables=lambda: {"a"}),
-        channel=SimpleNamespace(address="HOST:1"),
-        loss=None,
-        questions=SimpleNamespace(
-            explain=lambda: "It does not answer.",
-            ask=lambda **_: asked.append(now),
-            limited_at=lambda: max((at for at in asked if at < silent_from), default=-np.inf),
-            limiter_text=lambda: "It is full.",
-            others_progress=lambda: False,
-        ),
+    questions = SimpleNamespace(
+        explain=lambda _: "It does not answer.",
+        ask=lambda: asked.append(clock.now),
+        limited_at=lambda: max((at for at in asked if at < silent_from), default=-np.inf),
+        limiter_text=lambda: "It is full.",
+        others_progress=lambda: False,
     )
-    wait = waits.Wait("room", 30.0, extends=True, outlasts=True)
-    logged = []
-    while (error := wait.proceed(to, 0.0, 5)) is None:
-        logged += [now] * len(caplog.messages)
+    monkeypatch.setattr(waits, "Questions", lambda channel, *_: SimpleNamespace(channel=channel, **vars(questions)))
+    status = waits.Status(SimpleNamespace(address="HOST:1"), 5, 0.0, None, None)  # type: ignore[arg-type]
+    logged: list[float] = []
+
+    def look(seconds: float) -> waits.Status:
+        logged.extend([clock.now] * len(caplog.messages))
         caplog.clear()
-        now += 1.0
-    assert logged[:6] == [10, 30, 70, 150, 310, 630]  # after 10 s, and each time after twice as long
-    assert str(error).endswith("It does not answer.")
-    assert (
-        max(at for at in asked if at < silent_from) + 30 <= now <= silent_from + 30 + 1
-    )  # a question is due each second
+        return clock.look(seconds, status)
+
+    with pytest.raises(rw.errors.ReplayTimeoutError) as late:
+        waits.Wait({"a"}, 30.0, lambda _: None, extends=True, outlasts=True).run(look)
+    assert logged[:6] == pytest.approx([10, 30, 70, 150, 310, 630])  # each time after twice as long
+    assert str(late.value).endswith("It does not answer.")
+    last = max(at for at in asked if at < silent_from)
+    assert clock.now == pytest.approx(last + 30)
 
 
 class Holder:
