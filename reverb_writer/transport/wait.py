@@ -34,7 +34,7 @@ class Status(NamedTuple):
         num_pending: number of items that are complete and not confirmed.
         progress_at: `time.monotonic()` of the last confirmation.
         loss: error of the last attempt to connect; None while there is a connection.
-        fault: kind and text of the error that ends the call at once; None to go on.
+        fault: kind and text of the error that ends the call at once; None to continue.
         is_final: whether pending items are given up, so that the call need not wait for them.
     """
 

@@ -115,7 +115,7 @@ class Sender:
             self._thread.start()  # at each call, because an interrupt may have kept it from starting
 
     def attend(self, call: Caller) -> None:
-        """Wake a call when it may go on or is due. A "close" is begun, and continues until its time-out without it.
+        """Wake a call when it may continue or is due. A "close" is begun, and continues until its time-out without it.
 
         Raises:
             ClosedError: this is the sender's thread, or the interpreter ends and the call is no "close".
@@ -315,7 +315,7 @@ class Sender:
             self._close_within(call.end_at)
 
     def _wake(self, call: Caller) -> None:
-        """Show the status to a call that may go on or wants to see it."""
+        """Show the status to a call that may continue or wants to see it."""
         if call.kind == "room":
             room_before, call.room = call.room, self._room()
             may_go_on = call.room > room_before

@@ -1,6 +1,6 @@
 """A call that waits for a sender: the code runs in the calling thread, and the sender's thread only wakes it.
 
-    Sender.attend -> something may have changed -> Caller.show -> is there room, or is all confirmed? -> return or raise
+    Sender.attend -> something may have changed -> Caller.show -> has it room, or is all confirmed? -> return or raise
 
 A call reads only the status that it was shown, and the ring. So an interrupt leaves nothing half done: the sender
 forgets the call, or continues the delivery that a `close` has begun.
