@@ -18,13 +18,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-from reverb_writer.background import Flag, Inbox, LateThread
+from reverb_writer.background import Flag, LateThread
 from reverb_writer.client import same_process
 from reverb_writer.errors import ClosedError, ReverbWriterError
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.wait import Status
+from reverb_writer.writing.caller import Caller, nothing
 from reverb_writer.writing.outbox import MakeOutbox
 from reverb_writer.writing.source import REQUEST_BYTES, REQUEST_ITEMS, Source
 from reverb_writer.writing.stream_options import DeliveryOptions, ObserverStats
@@ -34,37 +35,6 @@ _LOG = logging.getLogger(__package__)
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
 _LOOK_S = 0.25  # interval of looks at rows that have not woken the thread
 _END_WITHIN_S = 2.0  # time that a call waits for the end of the thread
-
-
-def _nothing() -> None:
-    """Do nothing: work that only wakes a thread."""
-
-
-class Caller:
-    """A waiting call, for the sender.
-
-    Attributes:
-        kind: "room" for a step that needs room in the ring and in flight, "flush", or "close".
-        end_at: `time.monotonic()` of its end without progress.
-        inbox: the functions that the waiting thread calls.
-        status: the status that was shown last. The waiting thread sets it to None before it waits for another.
-        room: the room that was shown last: 0 for none, 1 for little, 2 for much.
-        is_due: whether the call wants to see the status, even if nothing has changed.
-        is_over: whether the call no longer waits.
-    """
-
-    def __init__(self, kind: Literal["room", "flush", "close"], end_at: float) -> None:
-        """Begin without a status."""
-        self.kind, self.end_at = kind, end_at
-        self.inbox: Inbox[Callable[[], None]] = Inbox()
-        self.status: Status | None = None
-        self.room, self.is_due, self.is_over = 0, False, False
-
-    def show(self, status: Status) -> None:
-        """Wake the call; never waits."""
-        self.is_due = False
-        self.status = status
-        self.inbox.put(_nothing)
 
 
 class Sender:
@@ -106,7 +76,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------------------ from other threads
 
-    def post(self, work: Callable[[], None] = _nothing) -> None:
+    def post(self, work: Callable[[], None] = nothing) -> None:
         """Wake the thread and have it call a function; never waits."""
         if self.is_ended:  # the inbox would keep a late error, and its frames gRPC's call and connection
             return

@@ -22,7 +22,8 @@ from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import Post
 from reverb_writer.transport.wait import Status, Wait
-from reverb_writer.writing.sender import Caller, Sender
+from reverb_writer.writing.caller import Caller
+from reverb_writer.writing.sender import Sender
 
 _LOG = logging.getLogger(__package__)
 
