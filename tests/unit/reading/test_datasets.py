@@ -98,17 +98,6 @@ def test_mixed_batch_is_waited_for_and_names_the_member_of_each_sample() -> None
     assert (first_numbers(batch), batch.info.members.tolist()) == ([1, 2, 3, 4], [0, 0, 1, 1])
 
 
-def test_time_out_counts_the_samples_of_the_server_with_the_most() -> None:
-    with rw.LocalServer([QUEUE]) as one, rw.LocalServer([QUEUE]) as other:
-        insert_numbers(one.address, "queue", [1, 2, 3])
-        insert_numbers(other.address, "queue", [4])
-        with (
-            rw.ReplayDataset([one.address, other.address], "queue", 4, timeout_s=3) as dataset,
-            pytest.raises(rw.errors.ReplayTimeoutError, match=r"within 3\.\d s, 3 of 4 samples have arrived"),
-        ):
-            next(dataset)
-
-
 def test_padded_batch_of_several_servers_has_the_mask_of_its_rows() -> None:
     with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
         servers = [one.address, other.address]
