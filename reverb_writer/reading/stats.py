@@ -30,8 +30,9 @@ class DatasetStats(Scalars):
         dropped_samples: unread samples that a dataset of several servers dropped, because newer samples show how many
             items a server holds, because the connection was lost, or because the server has left the target.
         forgiven_samples: samples that other servers gave in place of a server that was left out or has left the target.
-        left_out_servers: servers whose items are left out now: no connection, no answer, or a rate limiter that has
-            blocked samples for a second.
+        left_out_servers: servers whose items are left out now: no connection, no answer, or a rate limiter that
+            blocks samples. Servers that are read in turn are left out after 0.1 s without a batch, servers that are
+            drawn by share after a second.
         lost_samples: samples that were in flight when a connection was lost or a message could not be read. The server
             may have sampled all of these samples, or none.
         reconnects: lost connections that were made again.

@@ -98,23 +98,26 @@ class TableReader:
 
     def next(self, form: Form) -> Any:
         """Return the next batch in a form; raise StopIteration at the end; see `View.__next__`."""
-        batch = self._next_batch(time.monotonic(), self.timeout_s, form, extends=True)
-        if batch is None:
+        start = time.monotonic()
+        self._begin(form)
+        ready = self._await(start, self.timeout_s, extends=True)
+        if ready is None:
             self._has_given_all = self._options.single_pass
             raise StopIteration
-        return batch
+        return self._given(ready, start, form)
 
     def poll(self, timeout_s: float, form: Form) -> Any:
         """Return a batch of the samples that have arrived; see `View.poll`."""
         start, timeout_s = time.monotonic(), check_wait(timeout_s)
         try:
-            if timeout_s > 0:
-                return self._next_batch(start, timeout_s, form)
             self._begin(form)
+            ready = self._await(start, timeout_s) if timeout_s > 0 else self._rest()
         except (ReplayTimeoutError, ServerUnavailableError, IncompleteError):
-            if self._begins_pass:
-                return None
-        return self._given(self._prefetcher.pop() or self._prefetcher.pop_rest(), start, form)
+            ready = None if self._begins_pass else self._rest()
+        return None if ready is None else self._given(ready, start, form)
+
+    def _rest(self) -> Ready | None:
+        return self._prefetcher.pop() or self._prefetcher.pop_rest()
 
     def _begin(self, form: Form) -> None:
         """Begin to fetch batches in a form; of a single pass, the items that the servers have now."""
@@ -125,22 +128,22 @@ class TableReader:
             self._stats, self._begins_pass, self._has_given_all = past, False, False
         self._prefetcher.start(form)
 
-    def _next_batch(self, start: float, timeout_s: float, form: Form, *, extends: bool = False) -> Any:
-        """Return the next batch in a form; None at the end. The time-out counts from `start`, of `time.monotonic()`.
+    def _await(self, start: float, timeout_s: float, *, extends: bool = False) -> Ready | None:
+        """Return the next batch, or the error in its place; None at the end.
 
-        While it waits, the servers are asked for the cause, and the cause is logged every ten seconds. If it `extends`,
-        the time-out starts again whenever less is missing than ever before in this wait.
+        The time-out counts from `start`, of `time.monotonic()`. While it waits, the servers are asked for the cause,
+        and the cause is logged every ten seconds. If it `extends`, the time-out starts again whenever less is missing
+        than ever before in this wait.
         """
-        self._begin(form)
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
         deadline, log_at, look_at = start + timeout_s, start + background.LOG_EVERY_S, time.monotonic() + pause_s
         missing: dict[str, int] = {}
         while True:
             woken.clear()
             has_ended = self._prefetcher.has_ended  # read first: after the end nothing arrives
-            batch = self._given(self._prefetcher.pop(waits=True), start, form)
-            if batch is not None:
-                return batch
+            ready = self._prefetcher.pop(waits=True)
+            if ready is not None:
+                return ready
             if not has_ended and woken.wait(min(deadline, look_at) - time.monotonic()):
                 continue
             now = time.monotonic()
@@ -156,10 +159,8 @@ class TableReader:
                     if number < missing.setdefault(name, number):
                         missing[name], deadline = number, now + timeout_s
 
-    def _given(self, ready: Ready | None, called_at: float, form: Form) -> Any:
+    def _given(self, ready: Ready, called_at: float, form: Form) -> Any:
         """Count a batch and return it in a form, or raise the error in its place."""
-        if ready is None:
-            return None
         now = time.monotonic()
         self._stats.wait_s += now - called_at
         if ready.error is not None:

@@ -41,7 +41,7 @@ class WindowObserver(Observer):
         num_envs: int | None = None,
         **options: Unpack[StreamKeywords],
     ) -> None:
-        """Find the tables and open the stream.
+        """Find the tables; the first complete item opens the stream.
 
         Args:
             replay: a `Client`, or an address, addresses or an object that `Client` takes.
@@ -123,7 +123,7 @@ class EpisodeObserver(Observer):
         num_envs: int | None = None,
         **options: Unpack[StreamKeywords],
     ) -> None:
-        """Find the tables and open the stream; errors as for `TrajectoryObserver`.
+        """Find the tables; errors as for `TrajectoryObserver`.
 
         Args:
             replay: a `Client`, or an address, addresses or an object that `Client` takes.

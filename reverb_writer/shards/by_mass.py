@@ -15,11 +15,13 @@ A server's share is left out, and its debt forgiven, while it cannot give sample
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from reverb_writer.errors import ClosedError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.shards.shard_feed import ShardFeed
 from reverb_writer.shards.weights import mean_weight, shares
@@ -132,7 +134,8 @@ class ByMass:
             return
         if now - max(mass.told_at, mass.asked_at) >= _ASK_AFTER_S and stream.loss is None:
             mass.asked_at = now
-            stream.ask(now)
+            with contextlib.suppress(ClosedError):  # `proceed` of the feed ends the stream
+                stream.ask(now)
         one.is_late = one.is_late and not one.feed.waiting
         if one.feed.waiting or not (one.due or mass.lacks_mass()):  # no one waits for it
             mass.waits_since = None

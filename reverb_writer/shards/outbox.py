@@ -112,23 +112,21 @@ class ShardedOutbox:
         """Return the next episode's destination: the first in its order that answers and has room for the items."""
         self._num_episodes += 1
         every = self._destinations
-        ranked = [every[name] for name in rank_shards(f"{self._name}/{self._num_episodes}", every)]
-        up = [each for each in ranked if each.shard.state == "up"] or ranked
-        there = [each for each in up if not each.is_lost] or up
+        there = _usable([every[name] for name in rank_shards(f"{self._name}/{self._num_episodes}", every)])
         free = (destination for destination in there if destination.room() >= max(num_items, 1))
         return next(free, max(there, key=Destination.room))
 
     def room(self) -> int:
-        """Return the room of the fullest destination of an episode.
+        """Return the room of the fullest destination of an open episode.
 
-        The fullest counts because one call has steps of all environments, and each may be for this destination.
+        The fullest counts because one call has steps of all environments, and each may be for this destination. An
+        episode that has no destination yet will get one with room, so the emptiest usable one counts for it.
         """
         rooms = {destination: destination.room() for destination in self._all}
         receivers = {origin.receiver for origin in self._source.open_origins()}
         found = [rooms[destination] for destination in receivers if destination is not None]
         if None in receivers:
-            usable = [destination for destination in self._all if not destination.is_lost] or self._all
-            found.append(max(rooms[destination] for destination in usable))
+            found.append(max(rooms[destination] for destination in _usable(self._all)))
         return min(found)
 
     # ------------------------------------------------------------------------------------------------- the servers
@@ -243,6 +241,12 @@ class ShardedOutbox:
     def progress_at(self) -> float:
         """Time of the last confirmation by any server."""
         return max(destination.outbox.progress_at for destination in self._all)
+
+
+def _usable(destinations: list[Destination]) -> list[Destination]:
+    """Return the destinations that new episodes may use: servers that are up and answer; all if there is none."""
+    up = [each for each in destinations if each.shard.state == "up"] or destinations
+    return [each for each in up if not each.is_lost] or up
 
 
 def _is_given_up(origin: Origin) -> bool:

@@ -249,7 +249,7 @@ class Delivery:
         is_refusal = not isinstance(error, ConnectionError | ReplayTimeoutError)
         if is_refusal and self.flight.pending:  # with nothing to send, no later attempt would clear it
             self.fault = type(error), str(error)
-        if self.loss is None:
+        if self.loss is None and not isinstance(error, ClosedError):  # after a close, it does not connect again
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
         self.loss = error.with_traceback(None)  # its frames refer to the stream

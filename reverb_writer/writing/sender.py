@@ -1,7 +1,7 @@
 """The sender: one thread that does all work after the copy of a step.
 
-    rows of the source, answers of the server, time
-        -> one inbox -> take rows -> write complete items to the outbox -> grant further rows -> wake waiting calls
+    answers of the server, calls that wait or say that rows are due -> one inbox, or the time of the next look
+        -> take rows -> write complete items to the outbox -> grant further rows -> wake waiting calls
 
 The source is a `Cutter`, which makes windows of steps, or an `ItemSource`, whose rows are whole items. The outbox
 delivers them. The thread receives no signals and shares only the source's rows: so there are no locks, and Ctrl-C

@@ -168,8 +168,8 @@ class StreamLife:
             if stats.dropped_steps and not process_hooks.is_forked():  # a forked child has its parent's numbers
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
                 level = logging.INFO if stats.items else logging.WARNING
-                text = "The observer was closed after %d steps. Steps in no window, by reason: %s."
-                _LOG.log(level, text, stats.steps, reasons)
+                text = "The %s was closed after %d steps. Steps in no window, by reason: %s."
+                _LOG.log(level, text, self._name, stats.steps, reasons)
         self._sender = self._connection = None  # before the connection closes, because an interrupt may end that
         self._is_leaving = False
         connection.close()

@@ -144,10 +144,10 @@ class ObserverStats(Scalars):
         pending_bytes: memory of pending items that are encoded, in bytes.
         dropped_items: items that were given up: with a lost shard, at the time-out of `close`, or because a priority
             function failed.
-        dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
-            After the end of its episode, steps taken = steps in a window + steps dropped, for each kind.
+        dropped_steps: steps that are in no window, by reason. After the end of its episode, steps taken = steps in a
+            window + steps dropped.
         blocked_s: seconds that calls have waited.
-        reconnects: lost connections that were restored.
+        reconnects: times that a connection was lost or could not be made; the writer then connects again.
         server_restarts: reconnections to a server that was restarted.
         resent_items: items sent again after a lost connection; a server stores each item once.
         lost_shards: number of times that one of several servers was given up.

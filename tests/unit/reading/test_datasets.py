@@ -98,6 +98,20 @@ def test_mixed_batch_is_waited_for_and_names_the_member_of_each_sample() -> None
     assert (first_numbers(batch), batch.info.members.tolist()) == ([1, 2, 3, 4], [0, 0, 1, 1])
 
 
+@pytest.mark.parametrize("error", [rw.errors.ReplayTimeoutError, rw.errors.IncompleteError])
+def test_poll_raises_the_error_of_a_transform(error: type[Exception]) -> None:
+    def transform(_batch: rw.Batch) -> rw.Batch:
+        raise error("of the transform")
+
+    with rw.LocalServer([QUEUE]) as server:
+        insert_numbers(server.address, "queue", [1, 2])
+        with (
+            rw.ReplayDataset(server, "queue", 2, transform=transform) as dataset,
+            pytest.raises(error, match="of the transform"),
+        ):
+            dataset.poll(60)
+
+
 def test_padded_batch_of_several_servers_has_the_mask_of_its_rows() -> None:
     with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
         servers = [one.address, other.address]

@@ -91,6 +91,15 @@ def test_room_is_that_of_the_fullest_server_of_an_open_episode() -> None:
     assert replay.outbox.room() == 4
 
 
+def test_draining_server_gives_no_room_to_an_episode_that_has_no_server_yet() -> None:
+    replay = Replay("p", "q")
+    replay.set_state("p", "draining")
+    replay.episode(3)
+    assert replay.pending() == {"p": 0, "q": 3}
+    replay.source.open = [Episode()]
+    assert replay.outbox.room() == 1
+
+
 def test_room_is_that_of_the_fullest_of_several_open_episodes() -> None:
     replay = Replay("p", "q", max_in_flight_items=5)
     replay.episode(5)  # full, so the other server gets the next episode
