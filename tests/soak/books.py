@@ -8,7 +8,8 @@ the end of the flush. So it may be
 - there: in the last checkpoint;
 - sampled: a learner of the queue has written it down;
 - removed: older than all that are there, in a table that counts as many removals;
-- lost with a server that was killed: inserted after the checkpoint began from which the next server came back;
+- removed later, or lost with a server that was killed: inserted after the checkpoint began from which the next server
+  came back. `soak.kills` shows that none is lost while its writer lives; here writers are killed, too;
 - lost with a learner of the queue: as many as the datasets count as `lost_samples` and `ready_samples`, and the
   batches whose `next` was interrupted.
 
@@ -104,7 +105,7 @@ class Books:
                 elif table == "queue" and name in self.sampled:
                     fates["sampled"] += 1
                 elif any(kill.since <= self.at[name] and since <= kill.until for kill in kills):
-                    fates["lost with a killed server"] += 1
+                    fates["confirmed near a kill and not there: removed later, or lost"] += 1
                 elif table == "replay" and since <= oldest_at:
                     fates["removed by its rule"] += 1
                 else:
