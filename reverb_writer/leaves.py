@@ -134,7 +134,7 @@ def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Arra
     return array
 
 
-def env_flags(name: str, flags: Any, num_envs: int | None) -> npt.NDArray[np.bool_]:
+def env_flags(name: str, flags: Any, num_envs: int) -> npt.NDArray[np.bool_]:
     """Return the flags of N environments, [N]."""
     array = np.asarray(flags, bool)
     if array.shape != (num_envs,):

@@ -184,10 +184,9 @@ def _flatten_flat(kind: type[Any], leaves: Sequence[Any], empty: Mapping[Any, An
     def flatten(nest: Any) -> Sequence[Any]:
         if type(nest) is not kind or len(nest) != size:
             raise TypeError
-        if empty:
-            for key in empty:
-                if len(nest[key]):
-                    raise TypeError
+        for key in empty:
+            if len(nest[key]):
+                raise TypeError
         found: tuple[Any, ...] = get(nest)
         return found
 

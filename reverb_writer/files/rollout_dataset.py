@@ -26,7 +26,7 @@ from reverb_writer.files.trajectory_file import list_trajectories, load_rows
 from reverb_writer.files.trajectory_source import TrajectorySource
 from reverb_writer.files.transition_fields import Cursor, TransitionBatch, names_of_fields
 from reverb_writer.leaves import zeros
-from reverb_writer.nests import packer
+from reverb_writer.nests import map_present
 from reverb_writer.rows import LastRow
 from reverb_writer.rows.layouts import checked_last_row
 
@@ -296,8 +296,7 @@ class RolloutDataset(RolloutFileBase):
         if layout is None:
             raise StopIteration
         batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
-        leaves = [None if spec is None else zeros(spec.dtype, batch + spec.shape) for spec in tree.flatten(layout)]
-        buffer: TransitionBatch = packer(layout)(leaves)  # in a tenth of the time of `tree.map_structure`
+        buffer: TransitionBatch = map_present(lambda spec: zeros(spec.dtype, batch + spec.shape), layout)
         return buffer
 
     def fill_transition(self, buffer: TransitionBatch, env_ids: Sequence[int] | None = None) -> TransitionBatch:

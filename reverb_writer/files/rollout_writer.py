@@ -271,8 +271,9 @@ class RolloutWriter:
             raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
         known = self._known or self._learn(step)
         leaves = known[0].flatten(step, self._num_steps)
-        given = env_mask is not None
-        return known, leaves, env_flags("env_mask", env_mask, self.num_envs).nonzero()[0] if given else self._all_envs
+        if env_mask is None:
+            return known, leaves, self._all_envs
+        return known, leaves, np.flatnonzero(env_flags("env_mask", env_mask, len(self._all_envs)))
 
     def _learn(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, RowLayout]:
         """Return the structure of all steps, given an example: the first step, or a spec without N."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tree
 
 from reverb_writer import rows
 from reverb_writer.errors import FormatError, ReplayTimeoutError, StructureError, UnsafeDataError
@@ -145,31 +144,13 @@ class TrajectorySource:
                 "after it. Further ones are counted in `num_left_out`. Write episodes with `final_observation`.",
                 path.name,
             )
-        if self.layout is None:
-            self.layout = _layout(found)
-        elif not _fits(found, self.layout):
+        layout = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), found)
+        self.layout = self.layout or layout
+        if layout != self.layout:
             raise StructureError(
-                f"trajectory `{path.name}` has {_layout(found)}, but those before it have {self.layout}. "
+                f"trajectory `{path.name}` has {layout}, but those before it have {self.layout}. "
                 "Move it to another directory."
             )
         if not len(found.done):
             raise FormatError(f"trajectory `{path.name}`: it has no transition.")
         return found
-
-
-def _layout(transitions: TransitionBatch) -> TransitionBatch:
-    layout: TransitionBatch = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), transitions)
-    return layout
-
-
-def _fits(transitions: TransitionBatch, layout: TransitionBatch) -> bool:
-    """Return whether transitions have this layout; a layout of their own would take most of the time of a short one."""
-    try:
-        tree.assert_same_structure(transitions, layout)
-    except (TypeError, ValueError):
-        return False
-    pairs = zip(tree.flatten(transitions), tree.flatten(layout), strict=True)
-    return all(
-        leaf is spec if leaf is None or spec is None else (leaf.dtype, leaf.shape[1:]) == (spec.dtype, spec.shape)
-        for leaf, spec in pairs
-    )

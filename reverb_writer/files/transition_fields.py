@@ -157,14 +157,13 @@ class Cursor:
         """Copy transitions into rows `at` to `at + room` of column `env`, leaves [T, N, ...]; return their number."""
         length = min(room, self.num_left)
         start = len(self.transitions.done) - self.num_left
+        into: Any = slice(at, at + length)
+        of: Any = slice(start, start + length)
         if length == 1:  # numbers index faster than slices
-            for target, column in zip(targets, self._columns, strict=True):
-                if target is not None and column is not None:
-                    target[at, env] = column[start]
-        else:
-            for target, column in zip(targets, self._columns, strict=True):
-                if target is not None and column is not None:
-                    target[at : at + length, env] = column[start : start + length]
+            into, of = at, start
+        for target, column in zip(targets, self._columns, strict=True):
+            if target is not None and column is not None:
+                target[into, env] = column[of]
         self.num_left -= length  # one assignment, which an interrupt cannot divide
         return length
 

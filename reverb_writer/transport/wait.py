@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from reverb_writer import background
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import Post
@@ -21,7 +22,6 @@ _LOG = logging.getLogger(__package__)
 _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
 _NUM_QUESTIONS = 3  # of a time-out
-_LOG_EVERY_S = 10.0
 _LONGEST_LOG_S = 640.0  # longest interval of the log's lines about a wait until the run has ended
 _LONGEST = 10  # bound of every other wait, as a multiple of the time-out
 
@@ -80,7 +80,7 @@ class Wait:
         self._extends, self._outlasts, self._advice = extends, outlasts, advice
         self._questions: Questions | None = None
         self._began_at = time.monotonic()
-        self._log_at, self._log_after_s = self._began_at + _LOG_EVERY_S, _LOG_EVERY_S
+        self._log_at, self._log_after_s = self._began_at + background.LOG_EVERY_S, background.LOG_EVERY_S
         self._restart(self._began_at)
 
     def run(self, look: Callable[[float], Status | None]) -> None:

@@ -116,7 +116,7 @@ class Observer(ObserverLife):
 
     def _env_ids(self, env_mask: Any) -> EnvIds:
         self._need_envs("env_mask")
-        return np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
+        return np.flatnonzero(env_flags("env_mask", env_mask, len(self._all_envs)))
 
     def _take(self, step: Any, env_mask: Any, known: tuple[Any, Any] | None, ends: Ends | None) -> None:
         """Find the kind of a row, or of the rows of N environments, wait for room, and write it.

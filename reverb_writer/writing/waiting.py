@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
-from reverb_writer.tables.rate_limits import explain_limiter
-from reverb_writer.tables.table_info import ServerInfo
+from reverb_writer.errors import FinishedError, ReplayTimeoutError
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import Post
+from reverb_writer.transport.questions import Questions
 from reverb_writer.transport.wait import Status, Wait
 from reverb_writer.writing.caller import Caller
 from reverb_writer.writing.sender import Sender
@@ -31,7 +30,6 @@ _ROOM_S = 0.002
 _UNTIL_S = 0.2  # interval at which a waiting call asks whether the run has ended
 _HANDOVER_S = 5.0  # time that a call waits for the sender's answer, beside its time-out
 _NOTICE_S = 0.2  # sum of the waits of calls after which the log names the cause
-_TIMEOUT_S = 2.0
 _ADVICE = " With `until`, a call waits for the learner until the run has ended."
 
 
@@ -131,7 +129,8 @@ class LimiterNotice:
 
     def __init__(self, tables: Iterable[str]) -> None:
         """Ask nothing yet; `tables` are those of the writer."""
-        self._tables = {*tables}
+        self._tables = frozenset(tables)
+        self._questions: Questions | None = None
         self._waited_s, self._ask_at_s = 0.0, _NOTICE_S
 
     def note(self, seconds: float) -> None:
@@ -139,14 +138,18 @@ class LimiterNotice:
         self._waited_s += seconds
 
     def check(self, seconds: float, channel: Channel, post: Post) -> None:
-        """Ask the server if it is time; a call waits, until now for `seconds`. `post` gets the work with the answer."""
-        if self._waited_s + seconds >= self._ask_at_s:
-            self._ask_at_s = 2 * (self._waited_s + seconds)
-            with contextlib.suppress(ClosedError):
-                channel.start_info(_TIMEOUT_S, lambda info: post(lambda: self._tell(info, channel.address)))
+        """Log the limiter that blocks, or ask for it if it is time; a call has waited for `seconds` until now.
 
-    def _tell(self, info: ServerInfo | ReverbWriterError, address: str) -> None:
-        limiter = explain_limiter(info, self._tables) if isinstance(info, ServerInfo) else None
-        if limiter is not None and self._ask_at_s < math.inf:
+        `Delivery` documents `post`.
+        """
+        if self._ask_at_s == math.inf:
+            return
+        questions = self._questions
+        limiter = None if questions is None else questions.limiter_text()
+        if questions is not None and limiter is not None:
             self._ask_at_s = math.inf
-            _LOG.info("%s: writing waits for a rate limiter. %s", address, limiter)
+            _LOG.info("%s: writing waits for a rate limiter. %s", questions.channel.address, limiter)
+        elif self._waited_s + seconds >= self._ask_at_s:
+            self._ask_at_s = 2 * (self._waited_s + seconds)
+            self._questions = Questions(channel, post, self._tables)
+            self._questions.ask()

@@ -187,7 +187,7 @@ def test_step_with_until_outlasts_a_rate_limiter_but_no_silent_server(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = lone_server(rw.TableConfig.queue("queue", ADMITTED))
-    monkeypatch.setattr("reverb_writer.transport.wait._LOG_EVERY_S", 1.0)
+    monkeypatch.setattr("reverb_writer.background.LOG_EVERY_S", 1.0)
     ended = threading.Event()
     with observed(server, timeout_s=2.0, until=ended.is_set) as observer:
         with soon(lambda: take(server, 10), after_s=9.0):  # the learner pauses for several time-outs

@@ -112,17 +112,6 @@ def test_poll_raises_the_error_of_a_transform(error: type[Exception]) -> None:
             dataset.poll(60)
 
 
-def test_padded_batch_of_several_servers_has_the_mask_of_its_rows() -> None:
-    with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
-        servers = [one.address, other.address]
-        with rw.Client(servers) as client:
-            for rows in ([1, 2], [3]):
-                client.insert([np.array(rows)], {"replay": 1.0})
-        with rw.ReplayDataset(servers, "replay", 8, collate="pad", timeout_s=60) as dataset:
-            batch = next(dataset)
-    np.testing.assert_array_equal(batch.mask, batch.data[0] != 0)
-
-
 def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
     def refuse_two(batch: rw.Batch) -> Any:
         if first_numbers(batch) == [2, 3]:
