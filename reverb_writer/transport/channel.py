@@ -38,7 +38,7 @@ _num_given_up: collections.Counter[str] = collections.Counter()  # connections, 
 _NOT_BEFORE_S = 10.0  # least time between the starts of two examinations, unless the connection proves alive
 
 
-class LocalStream(Protocol):
+class Losable(Protocol):
     """A stream to a server of this process."""
 
     def lose(self, fault: str) -> None:
@@ -91,7 +91,7 @@ class Channel:
             self._dial = functools.partial(grpc.aio.secure_channel, credentials=credentials_of(tls))
             self._advice = "the certificates; the server may ask for one of the client"
         self._is_direct = not tls and not use_proxy
-        self.local_pipes: set[LocalStream] = set()
+        self.local_pipes: set[Losable] = set()
         self._closed = False
         # Only the loop's thread uses the rest.
         self._wire: Wire | None = None
